@@ -1,0 +1,334 @@
+"""Runs one handler under its guards and says what happened; what becomes of it, `outcome.decide` says (R26).
+
+The row says `executing`, with the deadlines, before any code of the application runs, and `settling` only when the
+outcome is bytes in hand. So whatever hangs in between, a hook and the writing of the result included, is inside
+the deadline, and a task whose outcome exists is never blamed for a Redis that is away.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import functools
+import logging
+import os
+import random
+import resource
+import time
+from collections.abc import Callable, Mapping
+from types import CoroutineType, TracebackType
+from typing import Any
+
+from dtq_child import context, hooks, loop, payload
+from dtq_child import interrupter as interrupting
+from dtq_child.app import App
+from dtq_child.context import CurrentTask
+from dtq_child.declaration import Task
+from dtq_child.error_text import class_names, error_text
+from dtq_child.errors import (
+    Interruption,
+    PayloadError,
+    RejectTask,
+    RetryTask,
+    ShutdownRequested,
+    SoftTimeout,
+    TaskCancelled,
+)
+from dtq_child.guards import Guards
+from dtq_child.interrupter import Interrupter
+from dtq_child.limits import Limits, declared_limits, limits_of
+from dtq_child.loop import HandlerLoop
+from dtq_child.outcome import (
+    BadArgs,
+    Cancelled,
+    Facts,
+    Happening,
+    Raised,
+    Released,
+    Returned,
+    UnknownType,
+    decide,
+)
+from dtq_child.scoreboard import ChildRow, Execution
+from dtq_child.settings import Settings
+from dtq_child.turns import Delivery, Outcome
+
+# Frames of these are no part of what the handler did.
+_OWN_FILES = frozenset({__file__, interrupting.__file__, loop.__file__})
+_traceback = BaseException.__dict__["__traceback__"]
+_usage: Callable[[int], resource.struct_rusage] = resource.getrusage
+_COUNT_MAX = 2**32 - 1
+_SELF = resource.RUSAGE_SELF
+# The generator that `random` shares with handlers may have been seeded by one of them, alike in every child.
+_dice = random.SystemRandom()
+
+log = logging.getLogger(__name__)
+
+
+class Runner:
+    """Executes deliveries, one at a time, in the main thread of a child."""
+
+    def __init__(
+        self,
+        app: App,
+        settings: Settings,
+        row: ChildRow,
+        guards: Guards,
+        should_stop: Callable[[], bool],
+    ) -> None:
+        """`should_stop` answers `current_task().stopping`."""
+        self._app, self._settings, self._row, self._guards = app, settings, row, guards
+        self._should_stop = should_stop
+        self._interrupter = Interrupter(row)
+        self._loop = HandlerLoop()
+        self._pid = os.getpid()
+        self._seq = 0
+        self._declared: dict[str, Limits] = {}
+        self._unknown: set[str] = set()
+        self._unknown_ttl_ms = round(settings.unknown_task_ttl_s * 1000)
+
+    def install(self) -> None:
+        """Takes the soft signal."""
+        self._interrupter.install()
+
+    def close(self) -> None:
+        self._loop.close()
+
+    def run(self, delivery: Delivery, claim_sent: float) -> Outcome:
+        """Executes `delivery`, claimed by a command sent at `claim_sent` (monotonic seconds). Whatever the handler
+        does short of ending the process, there is an outcome."""
+        task = self._app.find(delivery.task_type)
+        limits = self._limits(task, delivery)
+        started, before = time.monotonic(), _usage(_SELF)
+        deadline = started + limits.timeout_ms / 1000
+        self._begin(delivery, limits, started, deadline, claim_sent)
+        if task is None:
+            happening: Happening = self._unknown_type(delivery)
+        else:
+            happening = self._happening(task, delivery, limits, deadline)
+        decision = decide(happening, self._facts(delivery, limits), _dice.random())
+        ended, after = time.monotonic(), _usage(_SELF)
+        outcome = Outcome(
+            token=delivery.token,
+            queue=delivery.queue,
+            decision=decision,
+            result=happening.result if isinstance(happening, Returned) else None,
+            execution={
+                "pid": self._pid,
+                "duration_ms": round((ended - started) * 1000, 3),
+                "cpu_ms": round(
+                    (after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime) * 1000, 3
+                ),
+                # The process's highest so far, not this task's; a forked process starts at its parent's size.
+                "max_rss_bytes": after.ru_maxrss * 1024,
+            },
+            max_attempts=limits.max_attempts,
+        )
+        self._row.settling(ended)
+        return outcome
+
+    def _limits(self, task: Task[..., Any] | None, delivery: Delivery) -> Limits:
+        if task is None:
+            return limits_of(delivery, declared_limits(None, self._settings))
+        declared = self._declared.get(task.name)
+        if declared is None:
+            declared = self._declared[task.name] = declared_limits(task.options_declared, self._settings)
+        return limits_of(delivery, declared)
+
+    def _begin(
+        self, delivery: Delivery, limits: Limits, started: float, deadline: float, claim_sent: float
+    ) -> None:
+        self._seq += 1
+        self._interrupter.expect(self._seq)
+        token = delivery.token
+        # The counts come from a record that other programs may write, and a row has 32 bits for each.
+        self._row.executing(
+            Execution(
+                seq=self._seq,
+                task_id=token.task_id,
+                task_type=delivery.task_type,
+                stream=token.stream,
+                entry_id=token.entry_id,
+                delivery=token.delivery,
+                attempt=_counted(delivery.attempt),
+                max_attempts=limits.max_attempts,
+                crashes=_counted(delivery.crashes),
+                max_crashes=limits.max_crashes,
+                timeout_ms=limits.timeout_ms,
+                started=started,
+                soft_deadline=started + limits.soft_timeout_ms / 1000 if limits.soft_timeout_ms else 0.0,
+                hard_deadline=deadline,
+                policy=limits.policy,
+                claim_sent=claim_sent,
+            )
+        )
+
+    def _happening(
+        self, task: Task[..., Any], delivery: Delivery, limits: Limits, deadline: float
+    ) -> Happening:
+        try:
+            arguments = payload.load_arguments(delivery.payload)
+            task.check_arguments(arguments)
+        except (PayloadError, TypeError) as error:
+            return BadArgs(error_text(error))
+        token = delivery.token
+        current = CurrentTask(
+            id=token.task_id,
+            task_type=delivery.task_type,
+            queue=delivery.queue,
+            attempt=delivery.attempt,
+            max_attempts=limits.max_attempts,
+            crashes=delivery.crashes,
+            delivery=token.delivery,
+            redelivered=delivery.redelivered,
+            deadline=deadline,
+            metadata=_metadata(delivery.metadata) if delivery.metadata else {},
+            should_stop=self._should_stop,
+        )
+        was_async = self._execute(task, arguments, current)
+        if self._interrupter.returned:
+            return self._returned(delivery.store_result)
+        return self._raised(was_async)
+
+    def _execute(self, task: Task[..., Any], arguments: dict[str, Any], current: CurrentTask) -> bool:
+        """Calls the hooks and the handler; the interrupter holds what came of it. Whether it was async."""
+        interrupter, our_hooks = self._interrupter, self._app.hooks
+        space = contextvars.copy_context()
+        space.run(context.enter, current)
+        prepare = (
+            functools.partial(space.run, hooks.run, our_hooks.task_start, current)
+            if our_hooks.task_start
+            else None
+        )
+        was_async = task.is_async
+        if was_async:
+            start = functools.partial(task.fn, **arguments)
+            self._guarded(
+                interrupter.run, functools.partial(self._loop.run, start, space), prepare, self._loop.cancel
+            )
+        else:
+            self._guarded(interrupter.run, functools.partial(space.run, task.fn, **arguments), prepare)
+            if interrupter.returned and type(interrupter.returned[0]) is CoroutineType:
+                # A plain function around an async one, as many decorators make them.
+                coroutine, was_async = interrupter.returned[0], True
+                run = functools.partial(self._loop.run, lambda: coroutine, space)
+                self._guarded(interrupter.run, run, None, self._loop.cancel)
+        if our_hooks.task_end:
+            self._guarded(_end_hooks, space, our_hooks.task_end, current, interrupter.error)
+        return was_async
+
+    def _guarded(self, step: Callable[..., None], *arguments: Any) -> None:
+        """Runs a step that calls code of the application, then puts back what that changed.
+
+        A signal handler that the application left behind may raise anywhere in here. Each retry gets further, the
+        second with all signals held; what a third one raised would end the process, which is a crash and recovered
+        as one."""
+        try:
+            step(*arguments)
+            changed = self._guards.restore()
+        except BaseException as stray:  # noqa: BLE001
+            try:
+                changed = self._recovered(stray)
+            except BaseException as again:  # noqa: BLE001
+                changed = self._recovered(again)
+        if changed:
+            log.warning("a task left behind, and it was put back: %s", ", ".join(changed))
+        threads = self._guards.new_threads()
+        if threads:
+            log.warning("a task left threads running: %s", ", ".join(threads))
+
+    def _recovered(self, stray: BaseException) -> tuple[str, ...]:
+        if not self._interrupter.returned and self._interrupter.error is None:
+            self._interrupter.error = stray
+        self._guards.hold_signals()
+        return self._guards.restore()
+
+    def _returned(self, stored: bool) -> Returned:
+        value = self._interrupter.returned[0]
+        result = payload.dump_result(value, self._settings.result_max_bytes) if stored else None
+        self._interrupter.forget()
+        return Returned(result)
+
+    def _raised(self, was_async: bool) -> Happening:
+        interrupter = self._interrupter
+        error = interrupter.error
+        assert error is not None
+        interrupter.forget()
+        if was_async and isinstance(error, asyncio.CancelledError) and interrupter.delivered:
+            # What reached it as a cancellation, and left it as one.
+            kind = interrupter.delivered[-1]
+            interruption: BaseException = kind(str(error))
+            interruption.__cause__ = error
+            error = interruption
+        if isinstance(error, TaskCancelled) and interrupter.interrupted_by(TaskCancelled):
+            return Cancelled()
+        if isinstance(error, ShutdownRequested) and interrupter.interrupted_by(ShutdownRequested):
+            return Released()
+        _strip_own_frames(error)
+        return Raised(
+            error_text(error),
+            class_names(error),
+            wants_retry=isinstance(error, RetryTask),
+            # A subclass may have an __init__ of its own that doesn't set it.
+            retry_delay_s=getattr(error, "delay", None) if isinstance(error, RetryTask) else None,
+            rejected=isinstance(error, RejectTask),
+            soft=isinstance(error, SoftTimeout) and interrupter.interrupted_by(SoftTimeout),
+        )
+
+    def _unknown_type(self, delivery: Delivery) -> UnknownType:
+        if delivery.task_type not in self._unknown:
+            self._unknown.add(delivery.task_type)
+            self._row.count("unknown_types")
+            log.warning(
+                "unknown task type %r of task %s; known here: %s; import its module by App(include=[…])",
+                delivery.task_type,
+                delivery.token.task_id,
+                ", ".join(sorted(self._app.tasks)) or "none",
+            )
+        return UnknownType(delivery.first_unknown_ms or 0)
+
+    def _facts(self, delivery: Delivery, limits: Limits) -> Facts:
+        return Facts(
+            attempt=delivery.attempt,
+            max_attempts=limits.max_attempts,
+            crashes=delivery.crashes,
+            max_crashes=limits.max_crashes,
+            policy=limits.policy,
+            unknown_ttl_ms=self._unknown_ttl_ms,
+        )
+
+
+def _end_hooks(
+    space: contextvars.Context, ends: list[Any], current: CurrentTask, error: BaseException | None
+) -> None:
+    try:
+        space.run(hooks.run, ends, current, error)
+    except Interruption:
+        # None is delivered at this time: the hook made it up.
+        log.exception("a hook at the end of a task failed; it changes no outcome")
+
+
+def _counted(number: int) -> int:
+    return number if 0 <= number <= _COUNT_MAX else min(max(0, number), _COUNT_MAX)
+
+
+def _metadata(raw: bytes) -> Mapping[str, Any]:
+    """What the producer gave; another program may have written anything."""
+    try:
+        value = payload.loads(raw)
+    except PayloadError:
+        return {}
+    return value if isinstance(value, dict) else {}
+
+
+def _strip_own_frames(error: BaseException) -> None:
+    """Leaves the frames between the handler's first and its last in the traceback."""
+    first: TracebackType | None = _traceback.__get__(error)
+    while first is not None and first.tb_frame.f_code.co_filename in _OWN_FILES:
+        first = first.tb_next
+    last = first
+    while last is not None and last.tb_next is not None:
+        if last.tb_next.tb_frame.f_code.co_filename in _OWN_FILES:
+            last.tb_next = None
+        last = last.tb_next
+    _traceback.__set__(error, first)

@@ -1,0 +1,184 @@
+"""Templates and children come into being, or fail to. Steps of `pool.step`. Pure."""
+
+from __future__ import annotations
+
+from dtq_supervisor.events import (
+    Action,
+    BackoffOver,
+    Begin,
+    BootOverdue,
+    ChildReady,
+    Fact,
+    Fork,
+    Forked,
+    ForkFailed,
+    HardKill,
+    KillStray,
+    KillTemplate,
+    Say,
+    StartTemplate,
+    TemplateBackoffOver,
+    TemplateFailed,
+    TemplateGone,
+    TemplateOverdue,
+    TemplateUp,
+    Verdict,
+)
+from dtq_supervisor.roster import EXIT_IMPORT, LOST_FORK_S, STEADY_S, Pool, doom, free_row, leave
+from dtq_supervisor.slot import ALIVE, Slot, State, backoff
+from dtq_supervisor.stopping import give_up
+
+
+def on_begin(pool: Pool, now: float, event: Begin, actions: list[Action]) -> None:
+    if not pool.template.generation:
+        _start_template(pool, now, actions)
+
+
+def _start_template(pool: Pool, now: float, actions: list[Action]) -> None:
+    template = pool.template
+    template.generation += 1
+    template.state, template.retry_at = "starting", 0.0
+    template.deadline = now + pool.policy.boot_timeout_s
+    actions.append(StartTemplate(template.generation))
+
+
+def on_template_up(pool: Pool, now: float, event: TemplateUp, actions: list[Action]) -> None:
+    template = pool.template
+    if event.generation != template.generation or template.state != "starting":
+        return
+    template.state, template.up_at = "up", now
+    pool.imported = True
+    _fill(pool, now, actions)
+
+
+def on_template_failed(pool: Pool, now: float, event: TemplateFailed, actions: list[Action]) -> None:
+    if event.generation == pool.template.generation and pool.template.state != "down":
+        actions.append(KillTemplate(event.generation))
+        _lose_template(pool, now, event.reason, actions)
+
+
+def on_template_overdue(pool: Pool, now: float, event: TemplateOverdue, actions: list[Action]) -> None:
+    if event.generation == pool.template.generation and pool.template.state == "starting":
+        actions.append(KillTemplate(event.generation))
+        reason = f"the import took more than {pool.policy.boot_timeout_s:g} s (--boot-timeout)"
+        _lose_template(pool, now, reason, actions)
+
+
+def on_template_gone(pool: Pool, now: float, event: TemplateGone, actions: list[Action]) -> None:
+    if event.generation == pool.template.generation and pool.template.state != "down":
+        _lose_template(pool, now, event.reason or "it died", actions)
+    for slot in pool.slots:
+        if slot.state in ALIVE and not slot.pid and slot.generation == event.generation:
+            _fork_unanswered(pool, now, slot, actions)
+
+
+def _fork_unanswered(pool: Pool, now: float, slot: Slot, actions: list[Action]) -> None:
+    """Its template is gone, but the child may exist: its row will say so if it does."""
+    if pool.stopping:
+        slot.take("boot_died_stopping")
+        free_row(pool, slot)
+    elif slot.state is State.STARTING:
+        slot.boot_deadline = min(slot.boot_deadline, now + LOST_FORK_S)
+
+
+def _lose_template(pool: Pool, now: float, reason: str, actions: list[Action]) -> None:
+    template = pool.template
+    if template.state == "up" and now - template.up_at >= STEADY_S:
+        template.failures = 0
+    template.state = "down"
+    if pool.stopping:
+        return
+    if not pool.imported:
+        actions.append(Say("error", "import_failed", {"reason": reason}))
+        leave(pool, EXIT_IMPORT, actions)
+        return
+    delay = backoff(template.failures)
+    template.failures += 1
+    template.retry_at = now + delay
+    facts: dict[str, Fact] = {"generation": template.generation, "reason": reason, "delay_s": delay}
+    actions.append(Say("error", "template_lost", facts))
+
+
+def on_template_backoff_over(
+    pool: Pool, now: float, event: TemplateBackoffOver, actions: list[Action]
+) -> None:
+    if pool.template.state == "down" and not pool.stopping and pool.imported:
+        _start_template(pool, now, actions)
+
+
+def _fill(pool: Pool, now: float, actions: list[Action]) -> None:
+    """Every slot that may have a child and has none gets one."""
+    for slot in pool.slots:
+        refill(pool, now, slot, actions)
+
+
+def refill(pool: Pool, now: float, slot: Slot, actions: list[Action]) -> None:
+    if pool.stopping or pool.template.state != "up" or slot.state in ALIVE or slot.held_until > now:
+        return
+    row = slot.number if slot.number in pool.free_rows else pool.free_rows[0]
+    pool.free_rows.remove(row)
+    generation = pool.template.generation
+    slot.begin_life(generation, row, now + pool.policy.boot_timeout_s)
+    actions.append(Fork(slot.number, slot.life, generation, row))
+
+
+def on_forked(pool: Pool, now: float, event: Forked, actions: list[Action]) -> None:
+    slot = pool.find(event.slot, event.life)
+    if slot is None or slot.pid not in (0, event.pid):
+        actions.append(KillStray(event.slot, event.life, event.pid))
+        return
+    slot.pid = event.pid
+    if slot.state is State.DOOMED and slot.verdict:  # a stop came while it was being forked
+        actions.append(HardKill(slot.number, slot.life, 0, slot.verdict))
+
+
+def on_fork_failed(pool: Pool, now: float, event: ForkFailed, actions: list[Action]) -> None:
+    slot = pool.find(event.slot, event.life)
+    if slot is not None and not slot.pid:
+        boot_died(pool, now, slot, f"the fork failed: {event.reason}", actions)
+
+
+def boot_died(pool: Pool, now: float, slot: Slot, reason: str, actions: list[Action]) -> None:
+    free_row(pool, slot)
+    if pool.stopping:
+        slot.take("boot_died_stopping")
+        return
+    slot.take("boot_died")
+    delay = slot.hold(now)
+    facts: dict[str, Fact] = {"slot": slot.number, "life": slot.life, "reason": reason, "delay_s": delay}
+    actions.append(Say("error", "boot_failed", facts))
+
+
+def on_child_ready(pool: Pool, now: float, event: ChildReady, actions: list[Action]) -> None:
+    slot = pool.find(event.slot, event.life, {State.STARTING})
+    if slot is None or not slot.pid:
+        return
+    slot.take("ready")
+    if not pool.proven:
+        actions.append(Say("info", "ready", {"slot": slot.number, "pid": slot.pid}))
+    pool.proven = True
+
+
+def on_boot_overdue(pool: Pool, now: float, event: BootOverdue, actions: list[Action]) -> None:
+    slot = pool.find(event.slot, event.life, {State.STARTING})
+    if slot is None:
+        return
+    reason = f"it was not ready within {pool.policy.boot_timeout_s:g} s (--boot-timeout)"
+    if slot.pid:
+        doom(slot, Verdict("boot"), actions)
+        if not pool.proven and not pool.policy.preload:  # here the child is what imports first
+            give_up(pool, now, reason, actions)
+    elif pool.template.state == "up" and slot.generation == pool.template.generation:
+        # Asked and not answered: nothing else may be forked into this row before that template is dead.
+        actions.append(KillTemplate(slot.generation))
+        _lose_template(pool, now, "it does not answer", actions)
+        slot.boot_deadline = now + LOST_FORK_S
+    else:
+        boot_died(pool, now, slot, "its template died before it was born", actions)
+
+
+def on_backoff_over(pool: Pool, now: float, event: BackoffOver, actions: list[Action]) -> None:
+    slot = pool.slots[event.slot] if event.slot < len(pool.slots) else None
+    if slot is not None and slot.state not in ALIVE and now >= slot.held_until:
+        slot.held_until = 0.0
+        refill(pool, now, slot, actions)

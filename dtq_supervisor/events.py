@@ -1,0 +1,375 @@
+"""What may happen to the pool, and what may be done about it: plain facts, no behaviour. Pure.
+
+A (slot, life) names one child for ever, `seq` one execution within that life; 0 means none.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+from dtq_child.row import Order
+
+VerdictKind = Literal["timeout", "superseded", "cancelled", "grace", "stuck", "boot", "immediate"]
+ENDED_BY_VERDICT = frozenset({"timeout", "superseded", "cancelled"})
+"""Kills that end the delivery they name; every other one leaves it to run again."""
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """Why we killed a child, and which execution is to blame: all else pending for it is released (R16)."""
+
+    kind: VerdictKind
+    seq: int = 0
+
+
+class StopMode(enum.StrEnum):
+    GRACEFUL = "graceful"
+    IMMEDIATE = "immediate"
+
+
+# --- what may happen
+
+
+@dataclass(frozen=True, slots=True)
+class Begin:
+    """The supervisor starts."""
+
+
+@dataclass(frozen=True, slots=True)
+class TemplateUp:
+    """It has imported the application and takes fork requests."""
+
+    generation: int
+
+
+@dataclass(frozen=True, slots=True)
+class TemplateFailed:
+    """It could not import the application, or cannot be talked with. It is of no use."""
+
+    generation: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class TemplateGone:
+    """Its exit was collected, and every report it sent was read."""
+
+    generation: int
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class TemplateOverdue:
+    """It has neither imported nor failed within the boot timeout."""
+
+    generation: int
+
+
+@dataclass(frozen=True, slots=True)
+class TemplateBackoffOver:
+    """A new template may be tried."""
+
+
+@dataclass(frozen=True, slots=True)
+class Forked:
+    """The child exists; our own child, by pid."""
+
+    slot: int
+    life: int
+    pid: int
+
+
+@dataclass(frozen=True, slots=True)
+class ForkFailed:
+    slot: int
+    life: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class ChildReady:
+    slot: int
+    life: int
+
+
+@dataclass(frozen=True, slots=True)
+class BootOverdue:
+    """No READY within the boot timeout, or no pid after the template that was asked died."""
+
+    slot: int
+    life: int
+
+
+@dataclass(frozen=True, slots=True)
+class BackoffOver:
+    slot: int
+
+
+@dataclass(frozen=True, slots=True)
+class Exited:
+    """An exit was collected. `began`: executions this life had begun; `busy`: it died in or settling one."""
+
+    slot: int
+    life: int
+    pid: int
+    code: int | None
+    signal: int | None
+    began: int = 0
+    busy: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class SoftDue:
+    slot: int
+    life: int
+    seq: int
+
+
+@dataclass(frozen=True, slots=True)
+class HardDue:
+    slot: int
+    life: int
+    seq: int
+
+
+@dataclass(frozen=True, slots=True)
+class DumpDone:
+    """The stacks are written, or their time is over, and the row, read again, still executes `seq`."""
+
+    slot: int
+    life: int
+    seq: int
+
+
+@dataclass(frozen=True, slots=True)
+class Revoked:
+    """Redis says that the delivery is not ours any more; the row, read again, still executes it."""
+
+    slot: int
+    life: int
+    seq: int
+    why: Literal["cancelled", "superseded"]
+
+
+@dataclass(frozen=True, slots=True)
+class CancelGraceOver:
+    slot: int
+    life: int
+    seq: int
+
+
+@dataclass(frozen=True, slots=True)
+class SettlingStuck:
+    slot: int
+    life: int
+    seq: int
+
+
+@dataclass(frozen=True, slots=True)
+class ExecutionOver:
+    """`seq` is no longer executed: whatever was begun against it is void."""
+
+    slot: int
+    life: int
+    seq: int
+
+
+@dataclass(frozen=True, slots=True)
+class Stop:
+    """`exit_code`: what the supervisor is to end with if nothing worse follows."""
+
+    mode: StopMode
+    exit_code: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class GraceWarning:
+    """Running tasks are to be told that the grace is nearly over."""
+
+
+@dataclass(frozen=True, slots=True)
+class GraceOver:
+    """Whoever is still there is killed."""
+
+
+@dataclass(frozen=True, slots=True)
+class PatienceOver:
+    """A killed process that the kernel does not end (stuck in a disk or a driver) must not keep us."""
+
+
+@dataclass(frozen=True, slots=True)
+class StacksAsked:
+    """Somebody wants to see where all children are."""
+
+
+Event = (
+    Begin
+    | TemplateUp
+    | TemplateFailed
+    | TemplateGone
+    | TemplateOverdue
+    | TemplateBackoffOver
+    | Forked
+    | ForkFailed
+    | ChildReady
+    | BootOverdue
+    | BackoffOver
+    | Exited
+    | SoftDue
+    | HardDue
+    | DumpDone
+    | Revoked
+    | CancelGraceOver
+    | SettlingStuck
+    | ExecutionOver
+    | Stop
+    | GraceWarning
+    | GraceOver
+    | PatienceOver
+    | StacksAsked
+)
+Concerning = SoftDue | HardDue | DumpDone | Revoked | CancelGraceOver | SettlingStuck
+"""Events about one execution: true only while the row says so."""
+
+
+# --- what may be done
+
+
+@dataclass(frozen=True, slots=True)
+class StartTemplate:
+    generation: int
+
+
+@dataclass(frozen=True, slots=True)
+class KillTemplate:
+    """The process alone: its children go on."""
+
+    generation: int
+
+
+@dataclass(frozen=True, slots=True)
+class Fork:
+    """Reset the row, then ask the template of that generation for a child."""
+
+    slot: int
+    life: int
+    generation: int
+    row: int
+    may_claim: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class KillStray:
+    """A child of ours that no slot expects any more."""
+
+    slot: int
+    life: int
+    pid: int
+
+
+@dataclass(frozen=True, slots=True)
+class SoftKill:
+    """Raise something in the handler. `seq` 0: in whatever the child executes now."""
+
+    slot: int
+    life: int
+    seq: int
+    order: Order
+
+
+@dataclass(frozen=True, slots=True)
+class DumpStack:
+    """Ask for the stacks of a child that is about to be killed; DumpDone or ExecutionOver follows."""
+
+    slot: int
+    life: int
+    seq: int
+
+
+@dataclass(frozen=True, slots=True)
+class ShowStack:
+    """Ask for the stacks of a child, for the log."""
+
+    slot: int
+    life: int
+
+
+@dataclass(frozen=True, slots=True)
+class HardKill:
+    """Kill the child's whole group, now."""
+
+    slot: int
+    life: int
+    seq: int
+    verdict: Verdict
+
+
+@dataclass(frozen=True, slots=True)
+class OrderStop:
+    """The child is to end at its task boundary."""
+
+    slot: int
+    life: int
+
+
+@dataclass(frozen=True, slots=True)
+class CloseClaims:
+    """No child claims anything from now on; the lock is resigned, nothing is reaped."""
+
+
+@dataclass(frozen=True, slots=True)
+class Settle:
+    """Whatever is pending for this life's consumer is to be ended or released."""
+
+    slot: int
+    life: int
+    verdict: Verdict | None
+    code: int | None
+    signal: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class LeaveLoop:
+    exit_code: int
+
+
+Level = Literal["debug", "info", "warning", "error"]
+Fact = str | int | float | None
+Facts = Mapping[str, Fact]
+
+
+@dataclass(frozen=True, slots=True)
+class Say:
+    """`key` names a wording of `logs.WORDS`, `facts` fill it."""
+
+    level: Level
+    key: str
+    facts: Facts = field(default_factory=dict)
+
+
+Action = (
+    StartTemplate
+    | KillTemplate
+    | Fork
+    | KillStray
+    | SoftKill
+    | DumpStack
+    | ShowStack
+    | HardKill
+    | OrderStop
+    | CloseClaims
+    | Settle
+    | LeaveLoop
+    | Say
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Alarm:
+    """An event that comes by itself at a time of the monotonic clock."""
+
+    at: float
+    event: Event

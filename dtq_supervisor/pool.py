@@ -1,0 +1,146 @@
+"""N slots and the template they are forked from: `step(pool, now, event) → actions`. Pure: no clock, no I/O.
+
+An event that no longer fits (another life, a state that has moved on) changes nothing. Two things always
+hold: every `Exited` yields exactly one `Settle`, and a kill is ordered only for a child whose pid is known
+and whose exit is not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from dtq_supervisor import births, executions, stopping
+from dtq_supervisor.events import (
+    ENDED_BY_VERDICT,
+    Action,
+    BackoffOver,
+    Begin,
+    BootOverdue,
+    CancelGraceOver,
+    ChildReady,
+    DumpDone,
+    Event,
+    ExecutionOver,
+    Exited,
+    Forked,
+    ForkFailed,
+    GraceOver,
+    GraceWarning,
+    HardDue,
+    PatienceOver,
+    Revoked,
+    Settle,
+    SettlingStuck,
+    SoftDue,
+    StacksAsked,
+    Stop,
+    TemplateBackoffOver,
+    TemplateFailed,
+    TemplateGone,
+    TemplateOverdue,
+    TemplateUp,
+    Verdict,
+)
+from dtq_supervisor.roster import EXIT_IMPORT, EXIT_INTERRUPTED, Policy, Pool, free_row, leave
+from dtq_supervisor.slot import WORKING, Slot, State
+
+__all__ = ["Policy", "Pool", "step"]
+
+SIGKILL = 9
+
+
+def step(pool: Pool, now: float, event: Event) -> list[Action]:
+    """What is to be done about the event, in this order. `now`: monotonic seconds."""
+    if pool.left:
+        return _after_the_end(pool, event)
+    actions: list[Action] = []
+    _STEPS[type(event)](pool, now, event, actions)
+    if pool.stopping and not pool.left and not pool.living():
+        leave(pool, pool.exit_code, actions)
+    return actions
+
+
+def _after_the_end(pool: Pool, event: Event) -> list[Action]:
+    """The loop has been left, but an exit that is still collected is settled like every other."""
+    return [_settle(event, _verdict(pool, event))] if isinstance(event, Exited) else []
+
+
+def _verdict(pool: Pool, event: Exited) -> Verdict | None:
+    slot = pool.find(event.slot, event.life)
+    return slot.verdict if slot and slot.pid == event.pid else None
+
+
+def _settle(event: Exited, verdict: Verdict | None) -> Settle:
+    return Settle(event.slot, event.life, verdict, event.code, event.signal)
+
+
+def on_exited(pool: Pool, now: float, event: Exited, actions: list[Action]) -> None:
+    slot = pool.find(event.slot, event.life)
+    if slot is None or slot.pid not in (0, event.pid):
+        actions.append(_settle(event, None))
+        return
+    verdict, slot.pid = slot.verdict, event.pid
+    actions.append(_settle(event, verdict))
+    _note_interruption(pool, event, verdict)
+    if slot.state is State.STARTING or (verdict and verdict.kind == "boot"):
+        births.boot_died(pool, now, slot, _end_of(event), actions)
+        if event.code == EXIT_IMPORT and not pool.proven:
+            stopping.give_up(pool, now, "the application could not be imported in a child", actions)
+        return
+    by_itself = slot.state in WORKING
+    slot.take("gone")
+    free_row(pool, slot)
+    _hold_if_spinning(slot, now, event, by_itself)
+    births.refill(pool, now, slot, actions)
+
+
+def _end_of(event: Exited) -> str:
+    if event.signal:
+        return f"it was ended by signal {event.signal}"
+    return f"it ended with exit code {event.code}"
+
+
+def _note_interruption(pool: Pool, event: Exited, verdict: Verdict | None) -> None:
+    """Work that a stop cut short: what we timed out or cancelled has its outcome, what we lost an owner."""
+    if pool.stopping and event.busy and (verdict is None or verdict.kind not in ENDED_BY_VERDICT):
+        pool.exit_code = pool.exit_code or EXIT_INTERRUPTED
+
+
+def _hold_if_spinning(slot: Slot, now: float, event: Exited, spinning: bool) -> None:
+    """A child that ends by itself before its first task would do so for ever, hundreds a minute: from the
+    second in a row on there is a pause. After kill -9, or with a task begun, it is replaced at once."""
+    if not spinning or event.began or event.signal == SIGKILL:
+        slot.failures = 0
+    elif slot.failures:
+        slot.hold(now)
+    else:
+        slot.failures = 1
+
+
+_STEPS: dict[type, Callable[[Pool, float, Any, list[Action]], None]] = {
+    Begin: births.on_begin,
+    TemplateUp: births.on_template_up,
+    TemplateFailed: births.on_template_failed,
+    TemplateGone: births.on_template_gone,
+    TemplateOverdue: births.on_template_overdue,
+    TemplateBackoffOver: births.on_template_backoff_over,
+    Forked: births.on_forked,
+    ForkFailed: births.on_fork_failed,
+    ChildReady: births.on_child_ready,
+    BootOverdue: births.on_boot_overdue,
+    BackoffOver: births.on_backoff_over,
+    Exited: on_exited,
+    SoftDue: executions.on_soft_due,
+    HardDue: executions.on_hard_due,
+    DumpDone: executions.on_dump_done,
+    Revoked: executions.on_revoked,
+    CancelGraceOver: executions.on_cancel_grace_over,
+    SettlingStuck: executions.on_settling_stuck,
+    ExecutionOver: executions.on_execution_over,
+    Stop: stopping.on_stop,
+    GraceWarning: stopping.on_grace_warning,
+    GraceOver: stopping.on_grace_over,
+    PatienceOver: stopping.on_patience_over,
+    StacksAsked: executions.on_stacks_asked,
+}
