@@ -8,7 +8,6 @@ import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, ParamSpec, Protocol, TypeVar, Unpack, cast, overload
-from urllib.parse import urlsplit
 
 from dtq_child import discovery, hooks, payload
 from dtq_child import settings as settings_module
@@ -204,7 +203,7 @@ class App:
         where no worker looks."""
         lines = []
         url, prefix = self._given.get("redis_url"), self._given.get("key_prefix")
-        if url is not None and _server(url) != _server(settings.redis_url):
+        if url is not None and _place(url) != _place(settings.redis_url):
             lines.append(
                 f"the App has redis_url={mask_url(url)!r}, the supervisor {mask_url(settings.redis_url)!r}: "
                 "leave it out of the App and set DTQ_REDIS_URL for both"
@@ -341,10 +340,11 @@ def _read_text(path: str) -> str:
         return file.read()
 
 
-def _server(url: str) -> tuple[object, ...]:
-    """What a URL means, so that two spellings of one place are no conflict."""
-    parts = urlsplit(url.strip())
-    port = None if "," in parts.netloc or parts.scheme == "unix" else parts.port or 6379
-    path = parts.path if parts.scheme == "unix" else parts.path.strip("/") or "0"
-    host = parts.netloc.rpartition("@")[2] if port is None else parts.hostname
-    return parts.scheme, parts.netloc.rpartition("@")[0], host, port, path, parts.query
+def _place(url: str) -> tuple[object, ...]:
+    """What a URL leads to: two spellings of it, or two users, are no conflict."""
+    scheme, _, rest = url.strip().partition("://")
+    netloc_and_path, _, query = rest.partition("?")
+    netloc, _, path = netloc_and_path.rpartition("@")[2].partition("/")
+    usual_port = ":26379" if scheme.endswith("sentinel") else ":6379"
+    hosts = sorted(host.lower().removesuffix(usual_port) for host in netloc.split(","))
+    return scheme, hosts, f"/{path}".removesuffix("/0").rstrip("/"), query

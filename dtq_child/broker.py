@@ -131,6 +131,18 @@ class Broker:
         reply = self._again(lambda link: link.call("GET", self.keys.result(task_id)))
         return reply if reply is None else bytes(reply)
 
+    def dead_letter(self, dead_letter_id: str) -> dict[str, bytes] | None:
+        """The fields of a dead letter by its stream id (a record's `dead_letter_id`); None when it was trimmed or taken out."""
+        found = self._again(
+            lambda link: link.call("XRANGE", self.keys.dead_letter, dead_letter_id, dead_letter_id)
+        )
+        return _pairs(found[0][1]) if found else None
+
+    def depth(self, queue: str) -> int:
+        """Entries of a queue, waiting and in flight, over its ten bands (not the schedule)."""
+        bands = self.keys.bands(queue)
+        return sum(int(self._again(lambda link, band=band: link.call("XLEN", band))) for band in bands)  # type: ignore[misc]
+
     def cancel(self, task_id: str, actor: Actor | None = None) -> str:
         """`cancelled` before it started, `stopping` while it ran, `too_late`, or `unknown` (it will not start if it turns up)."""
         k = self.keys
@@ -141,12 +153,16 @@ class Broker:
     def pause(self, queue: str, actor: Actor) -> bool:
         """From the return on nothing of the queue starts. False when it was paused already."""
         keys = [self.keys.paused(queue), self.keys.audit]
-        return bool(self._again(lambda link: self.scripts.run(link, "pause", keys, [queue, *actor.as_args()])))
+        return bool(
+            self._again(lambda link: self.scripts.run(link, "pause", keys, [queue, *actor.as_args()]))
+        )
 
     def resume(self, queue: str, actor: Actor) -> bool:
         """False when it was not paused."""
         keys = [self.keys.paused(queue), self.keys.audit, self.keys.bell_queue(queue)]
-        return bool(self._again(lambda link: self.scripts.run(link, "resume", keys, [queue, *actor.as_args()])))
+        return bool(
+            self._again(lambda link: self.scripts.run(link, "resume", keys, [queue, *actor.as_args()]))
+        )
 
     def paused(self, queue: str) -> bool:
         return bool(self._again(lambda link: link.call("EXISTS", self.keys.paused(queue))))

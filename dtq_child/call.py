@@ -207,17 +207,18 @@ def check_duration(value: object, name: str, limit_ms: int) -> int:
     """Milliseconds, rounded up: nothing is ever early. Refuses what is no finite number from 0 to
     `limit_ms`."""
     if isinstance(value, timedelta):
-        milliseconds, rest = divmod(value, _MILLISECOND)
-        milliseconds += bool(rest)
-    elif isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-        raise InvalidTask(f"{name} {value!r}: give seconds as a finite number, or a timedelta")
+        in_bounds = timedelta(0) <= value <= timedelta(milliseconds=limit_ms)
+    elif isinstance(value, bool) or not isinstance(value, int | float):
+        raise InvalidTask(f"{name} {value!r}: give seconds as a number, or a timedelta")
     else:
-        # Above the limit anyway; a float of this size has no milliseconds, an int of any size overflows a
-        # float.
-        milliseconds = math.ceil(value * 1000) if abs(value) < 1e12 else int(value) * 1000
-    if not 0 <= milliseconds <= limit_ms:
+        in_bounds = 0 <= value <= limit_ms / 1000  # not so for a NaN
+    if not in_bounds:
         raise InvalidTask(f"{name} {value!r}: from 0 to {limit_ms // 1000} seconds are allowed")
-    return milliseconds
+    if isinstance(value, timedelta):
+        whole, rest = divmod(value, _MILLISECOND)
+        return whole + bool(rest)
+    # Rounded first, because 2.007 * 1000 is a little above 2007.
+    return math.ceil(round(value * 1000, 6))
 
 
 def check_moment(value: object, name: str, now_ms: int) -> int:

@@ -1,4 +1,5 @@
-"""Opens Redis connections with our timeouts and no hidden resends (R10), and says in our words what went wrong (R14)."""
+"""Opens Redis connections with our timeouts and no hidden resends (R10); says in our words what went wrong
+(R14)."""
 
 from __future__ import annotations
 
@@ -9,26 +10,22 @@ import re
 import socket
 import struct
 import threading
+import time
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Any, Protocol, cast
-from urllib.parse import parse_qs, unquote, urlsplit
+from urllib.parse import parse_qsl, unquote, urlsplit
 
 from redis import exceptions as wire
 from redis.backoff import NoBackoff
 from redis.connection import Connection, SSLConnection, UnixDomainSocketConnection, parse_url
 from redis.retry import Retry
-from redis.sentinel import MasterNotFoundError, Sentinel
+from redis.sentinel import Sentinel
 
 from dtq_child.errors import BadConfiguration, BrokerError, BrokerRefused, BrokerUnavailable, RedisOutOfMemory
 
 CONNECT_TIMEOUT_S = 5.0
 REPLY_TIMEOUT_S = 5.0
-# A reply that only says "not now" (R14). Bare, behind `ERR `, or behind `-` inside the text of a failed script (6.2).
-WAITED_OUT = re.compile(
-    r"(?:^|^ERR |[ -])(LOADING|READONLY|MASTERDOWN|TRYAGAIN|CLUSTERDOWN|MISCONF|NOREPLICAS|BUSY|UNBLOCKED|NOSCRIPT|NOGROUP)\b"
-)
-OUT_OF_MEMORY = re.compile(r"\bOOM command not allowed|^OOM\b")
-REFUSED = re.compile(r"^(?:ERR )?(NOAUTH|NOPERM|WRONGPASS|DENIED)\b|unknown command|AUTH failed|ACL failure")
 
 
 class ServerReply(BrokerError):
@@ -49,39 +46,75 @@ class RawConnection(Protocol):
     def pack_command(self, *args: Any) -> Any: ...
 
 
+@dataclass(frozen=True, slots=True)
+class Meaning:
+    """What an error is, if redis-py knows it by one of these classes or its words say so."""
+
+    ours: type[BrokerError]
+    classes: tuple[type[Exception], ...]
+    words: re.Pattern[str]
+    told: str
+
+
+_NEVER = re.compile(r"(?!)")
+# The first that fits. An error code stands at the front, or behind `ERR `; 6.2 puts that of a failed script
+# behind `-` in the middle.
+MEANINGS = (
+    Meaning(NoSuchScript, (wire.NoScriptError,), re.compile(r"^(?:ERR )?NOSCRIPT\b"), "{}"),
+    Meaning(
+        RedisOutOfMemory,
+        (wire.OutOfMemoryError,),
+        re.compile(r"\bOOM command not allowed|^(?:ERR )?OOM\b"),
+        "Redis is at maxmemory and refused the write: {}",
+    ),
+    Meaning(
+        BrokerRefused,
+        (wire.AuthenticationError, wire.AuthorizationError, wire.NoPermissionError),
+        re.compile(
+            r"(?:^|^ERR |-)(?:NOAUTH|NOPERM|WRONGPASS|DENIED)\b|unknown command|AUTH failed|ACL failure"
+            r"|user executing the script can't"
+        ),
+        "Redis refuses: {}",
+    ),
+    Meaning(BrokerUnavailable, (wire.ConnectionError, wire.TimeoutError, OSError), _NEVER, "{}"),
+    Meaning(
+        BrokerUnavailable,
+        (wire.ReadOnlyError, wire.MasterDownError, wire.TryAgainError, wire.ClusterDownError),
+        re.compile(
+            r"(?:^|^ERR |[ -])(?:LOADING|READONLY|MASTERDOWN|TRYAGAIN|CLUSTERDOWN|MISCONF|NOREPLICAS|BUSY"
+            r"|UNBLOCKED|NOGROUP)\b"
+        ),
+        "Redis says not now: {}",
+    ),
+)
+
+
 def as_broker_error(error: Exception) -> BrokerError:
     """What redis-py raised, in our tree."""
-    words = str(error)
-    kind = type(error).__name__
-    if isinstance(error, wire.NoScriptError) or re.search(r"(?:^|ERR )NOSCRIPT\b", words):
-        return NoSuchScript(words)
-    if isinstance(error, wire.OutOfMemoryError) or OUT_OF_MEMORY.search(words):
-        return RedisOutOfMemory(f"Redis is at maxmemory and refused the write: {words}")
-    if isinstance(error, wire.AuthenticationError | wire.AuthorizationError | wire.NoPermissionError):
-        return BrokerRefused(f"Redis refuses this user: {words}")
-    if REFUSED.search(words):
-        return BrokerRefused(f"Redis refuses: {words}")
-    if isinstance(error, wire.ConnectionError | wire.TimeoutError | OSError | MasterNotFoundError):
-        return BrokerUnavailable(words or kind)
-    if isinstance(
-        error, wire.ReadOnlyError | wire.MasterDownError | wire.TryAgainError | wire.ClusterDownError
-    ) or WAITED_OUT.search(words):
-        return BrokerUnavailable(f"Redis says not now: {words}")
+    words = str(error) or type(error).__name__
+    for meaning in MEANINGS:
+        if isinstance(error, meaning.classes) or meaning.words.search(words):
+            return meaning.ours(meaning.told.format(words))
     return ServerReply(words)
 
 
 def reset_at_close(sock: socket.socket) -> None:
-    """Closing sends RST and drops what is unsent: a late command of a given-up connection cannot land (R10)."""
+    """Closing sends RST and drops what is unsent: what a given-up connection still had to say is not heard
+    later (R10)."""
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
 
 
 class Link:
-    """One plain connection. Connects at its first call; after any error it is closed and the next call opens another,
-    resolving names (and asking Sentinel) anew. Never resends. Not thread-safe, never crosses a fork."""
+    """One plain connection. Connects at its first call; after any error it is closed and the next call opens
+    another, resolving names (and asking Sentinel) anew. Never resends. Not thread-safe, never crosses a fork.
+
+    `deadline`: of time.monotonic(), shortens the connection's own timeouts. Whoever sets it once sets it
+    before each call."""
 
     def __init__(self, make: Callable[[], RawConnection]) -> None:
         self._make = make
         self._raw: RawConnection | None = None
+        self.deadline: float | None = None
         self.connects = 0
 
     @property
@@ -99,6 +132,8 @@ class Link:
 
     def _exchange(self, raw: RawConnection, packed: Any) -> Any:
         try:
+            if self.deadline is not None:
+                _shorten(raw, self.deadline)
             raw.send_packed_command(packed, check_health=False)
             return raw.read_response()
         except wire.ResponseError as error:
@@ -116,6 +151,8 @@ class Link:
     def _open(self) -> RawConnection:
         try:
             raw = self._make()
+            if self.deadline is not None:
+                _shorten(raw, self.deadline)
             raw.connect()
         except (wire.RedisError, OSError) as error:
             raise as_broker_error(error) from error
@@ -132,6 +169,24 @@ class Link:
             raw.disconnect()
 
 
+_OWN_TIMEOUTS = ("socket_timeout", "socket_connect_timeout")
+
+
+def _shorten(raw: RawConnection, deadline: float) -> None:
+    """Connecting, or the next reply, is waited for no longer than until the deadline."""
+    left = max(0.001, deadline - time.monotonic())
+    sock = getattr(raw, "_sock", None)
+    if isinstance(sock, socket.socket):
+        sock.settimeout(min(left, getattr(raw, "socket_timeout", None) or left))
+        return
+    for name in _OWN_TIMEOUTS:
+        if own := getattr(raw, name, None):
+            setattr(raw, name, min(left, own))
+
+
+_MOST_IDLE = 64
+
+
 class LinkPool:
     """A few links shared by the threads of a process. A forked process starts with none of its parent's."""
 
@@ -144,15 +199,11 @@ class LinkPool:
     @contextlib.contextmanager
     def link(self) -> Iterator[Link]:
         """A link for the duration of the block; one that failed comes back closed."""
-        taken = self._take()
+        taken, pid = self._take(), os.getpid()
         try:
             yield taken
         finally:
-            with self._lock:
-                if os.getpid() == self._pid and len(self._idle) < 64:
-                    self._idle.append(taken)
-                else:
-                    taken.close()
+            self._give_back(taken, pid)
 
     def _take(self) -> Link:
         if os.getpid() != self._pid:
@@ -160,6 +211,16 @@ class LinkPool:
             self._lock, self._idle, self._pid = threading.Lock(), [], os.getpid()
         with self._lock:
             return self._idle.pop() if self._idle else self._make()
+
+    def _give_back(self, link: Link, pid: int) -> None:
+        if pid != os.getpid():  # the block forked: its link stays the parent's
+            link.close()
+            return
+        with self._lock:
+            if len(self._idle) < _MOST_IDLE:
+                self._idle.append(link)
+                return
+        link.close()
 
     def close(self) -> None:
         with self._lock:
@@ -175,7 +236,7 @@ class Pause:
         self._base, self._cap, self._failures = base_s, cap_s, 0
 
     def next(self) -> float:
-        ceiling = min(self._cap, self._base * 2 ** min(self._failures, 16))
+        ceiling = min(self._cap, self._base * 2.0 ** min(self._failures, 16))
         self._failures += 1
         return ceiling * random.uniform(0.5, 1.0)
 
@@ -184,7 +245,16 @@ class Pause:
 
 
 # What a URL may not change: our replies are bytes, our timeouts are ours, nothing is sent twice.
-_OURS = ("decode_responses", "retry_on_timeout", "retry_on_error", "health_check_interval", "max_connections", "timeout")
+_OURS = (
+    "decode_responses",
+    "retry_on_timeout",
+    "retry_on_error",
+    "health_check_interval",
+    "max_connections",
+    "timeout",
+    "socket_timeout",
+    "socket_connect_timeout",
+)
 
 
 def _options(reply_timeout_s: float) -> dict[str, Any]:
@@ -197,11 +267,13 @@ def _options(reply_timeout_s: float) -> dict[str, Any]:
 
 
 def connector(url: str, reply_timeout_s: float = REPLY_TIMEOUT_S) -> Callable[[], RawConnection]:
-    """A maker of connections for `redis://`, `rediss://`, `unix://` and `redis+sentinel://` URLs. Raises BadConfiguration."""
-    if urlsplit(url).scheme == "redis+sentinel":
-        return _sentinel_connector(url, reply_timeout_s)
+    """A maker of connections for `redis://`, `rediss://`, `unix://` and `redis+sentinel://` URLs.
+
+    Raises BadConfiguration."""
     try:
-        parsed = dict(parse_url(url))
+        if urlsplit(url).scheme == "redis+sentinel":
+            return _sentinel_connector(url, reply_timeout_s)
+        parsed = dict(parse_url(url))  # type: ignore[no-untyped-call]
     except ValueError as error:
         raise BadConfiguration([f"redis url: {error}"]) from error
     kind = parsed.pop("connection_class", Connection)
@@ -212,44 +284,79 @@ def connector(url: str, reply_timeout_s: float = REPLY_TIMEOUT_S) -> Callable[[]
         given.pop("socket_connect_timeout", None)
     else:
         given.setdefault("socket_keepalive", True)
+    return _tried(kind, given)
+
+
+def _tried(kind: type, given: dict[str, Any]) -> Callable[[], RawConnection]:
+    """A maker whose options have been looked at by redis-py once: what it refuses is the URL's fault."""
+    try:
+        kind(**given)
+    except (TypeError, ValueError, wire.RedisError) as error:
+        raise BadConfiguration([f"redis url: {error}"]) from error
     return lambda: cast(RawConnection, kind(**given))
 
 
-def sentinel_parts(url: str) -> tuple[list[tuple[str, int]], str, int, str | None, str | None]:
-    """(hosts, service, db, user, password) of `redis+sentinel://[user:pw@]h1[:26379][,h2…]/service[/db]`."""
-    rest = url.partition("://")[2].partition("?")[0]
+@dataclass(frozen=True, slots=True)
+class SentinelUrl:
+    """The parts of `redis+sentinel://[user:pw@]h1[:26379][,h2…]/service[/db][?ssl=true&protocol=3]`."""
+
+    nodes: tuple[tuple[str, int], ...]
+    service: str
+    db: int
+    user: str | None
+    password: str | None
+    ssl: bool
+    protocol: int
+
+
+_SENTINEL_PORT = 26379
+
+
+def sentinel_url(url: str) -> SentinelUrl:
+    """Raises BadConfiguration, in whose words no password appears."""
+    rest, _, query = url.partition("://")[2].partition("?")
     authority, _, path = rest.partition("/")
     userinfo, _, hosts = authority.rpartition("@")
     user, _, password = userinfo.partition(":")
     service, _, db = path.partition("/")
-    nodes = []
-    for host in filter(None, hosts.split(",")):
-        name, colon, port = host.rpartition(":")
-        if colon and not port.isdigit():
-            name, port = host, "26379"
-        nodes.append((name or host, int(port) if colon and port.isdigit() else 26379))
-    if not nodes or not service or (db and not db.isdigit()):
-        raise BadConfiguration([f"redis url {rest.rpartition('@')[2]!r}: redis+sentinel://h1[:26379][,h2…]/service[/db] is needed"])
-    return nodes, service, int(db or 0), unquote(user) or None, unquote(password) or None
+    options = dict(parse_qsl(query))
+    protocol = options.get("protocol", "2")
+    nodes = tuple(_node(host) for host in hosts.split(",") if host)
+    if not nodes or not service or (db and not db.isdigit()) or protocol not in ("2", "3"):
+        shown = f"{hosts}/{path}" + (f"?{query}" if query else "")
+        fix = "redis+sentinel://h1[:26379][,h2…]/service[/db] is needed"
+        raise BadConfiguration([f"redis url {shown!r}: {fix}"])
+    ssl = options.get("ssl", "") in ("1", "true")
+    names = unquote(user) or None, unquote(password) or None
+    return SentinelUrl(nodes, unquote(service), int(db or 0), *names, ssl, int(protocol))
+
+
+def _node(text: str) -> tuple[str, int]:
+    """`name`, `name:port`, `[v6]` or `[v6]:port`."""
+    name, colon, port = text.rpartition(":")
+    if not colon or not port.isdigit() or (":" in name and not name.endswith("]")):
+        name, port = text, str(_SENTINEL_PORT)
+    return name.removeprefix("[").removesuffix("]"), int(port)
 
 
 def _sentinel_connector(url: str, reply_timeout_s: float) -> Callable[[], RawConnection]:
-    nodes, service, db, user, password = sentinel_parts(url)
-    query = parse_qs(urlsplit(url).query)
-    options = _options(reply_timeout_s)
-    if "protocol" in query:
-        options["protocol"] = int(query["protocol"][0])
-    kind: type[Connection] = SSLConnection if query.get("ssl", ["0"])[0] in ("1", "true") else Connection
+    wanted = sentinel_url(url)
+    kind: type[Connection] = SSLConnection if wanted.ssl else Connection
+    given = {**_options(reply_timeout_s), "protocol": wanted.protocol, "db": wanted.db}
+    given |= {"username": wanted.user, "password": wanted.password, "socket_keepalive": True}
+    # All of them are asked within the time that one reply may take.
+    patience = min(2.0, reply_timeout_s / len(wanted.nodes))
+    asking = {"socket_timeout": patience, "socket_connect_timeout": patience, "retry": Retry(NoBackoff(), 0)}
 
     def make() -> RawConnection:
         # Asked at every connect: after a failover the next connection goes to the new primary.
-        sentinel = Sentinel(nodes, sentinel_kwargs={"socket_timeout": 2.0, "retry": Retry(NoBackoff(), 0)})
+        sentinel = Sentinel(wanted.nodes, sentinel_kwargs=asking)  # type: ignore[no-untyped-call]
         try:
-            host, port = sentinel.discover_master(service)
+            host, port = sentinel.discover_master(wanted.service)  # type: ignore[no-untyped-call]
         finally:
             for node in sentinel.sentinels:
                 node.close()
-        return cast(RawConnection, kind(host=host, port=port, db=db, username=user, password=password, **options))
+        return cast(RawConnection, kind(host=host, port=port, **given))
 
     return make
 

@@ -229,7 +229,8 @@ def _described(parameter: inspect.Parameter) -> dict[str, Any]:
     if parameter.kind is Parameter.VAR_KEYWORD:
         return {"name": parameter.name, "required": False, "any": True}
     if parameter.annotation is not Parameter.empty:
-        described["type"] = inspect.formatannotation(parameter.annotation)[:100]
+        said = parameter.annotation
+        described["type"] = (said if isinstance(said, str) else inspect.formatannotation(said))[:100]
     if parameter.default is not Parameter.empty:
         try:
             described["default"] = payload.loads(payload.dumps(parameter.default))

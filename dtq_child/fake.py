@@ -6,10 +6,14 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
-import fakeredis
+try:
+    import fakeredis
+except ModuleNotFoundError as error:
+    text_of_error = "this part of dtq_child.testing needs fakeredis: pip install 'fakeredis[lua]'"
+    raise ModuleNotFoundError(text_of_error, name=error.name) from error
 
 from dtq_child import settings as settings_module
 from dtq_child.app import App
@@ -28,19 +32,18 @@ from dtq_child.turns import Turns, Want
 _Connection: Any = getattr(fakeredis, "FakeRedisConnection", None) or fakeredis.FakeConnection
 
 
-class FakeBroker(Broker):
-    """The real one, on a server of its own in this process. `settings` are a worker's as well as a
-    producer's."""
+class LocalBroker(Broker):
+    """The real one, whose tasks `work()` may execute. `connect` makes its connections."""
 
-    def __init__(self, settings: Settings) -> None:
-        server = fakeredis.FakeServer(version=(7, 0))
-
-        def connect() -> RawConnection:
-            connection: RawConnection = _Connection(server=server, protocol=2)
-            return connection
-
-        self.connect = connect
+    def __init__(self, settings: Settings, connect: Callable[[], RawConnection]) -> None:
         super().__init__(settings, lambda: Link(connect))
+        self.connect = connect
+
+
+def fake_broker(settings: Settings) -> LocalBroker:
+    """On an empty server of its own, in this process."""
+    server = fakeredis.FakeServer(version=(7, 0))
+    return LocalBroker(settings, lambda: _Connection(server=server, protocol=2))
 
 
 class _NoGuards(Guards):
@@ -79,7 +82,7 @@ def faked(app: App, **settings: Any) -> Iterator[App]:
 
 def _put_on_fake(app: App, settings: dict[str, Any]) -> Any:
     made = settings_module.defaults(**settings)
-    return app.swap(made, FakeBroker(made))
+    return app.swap(made, fake_broker(made))
 
 
 def work(app: App, limit: int | None = None, *, due: bool = False) -> int:
@@ -88,7 +91,7 @@ def work(app: App, limit: int | None = None, *, due: bool = False) -> int:
 
     `due`: what is scheduled (delay, eta, the next attempt) is taken to be due now."""
     broker = app.broker
-    if not isinstance(broker, FakeBroker):
+    if not isinstance(broker, LocalBroker):
         raise DtqError("work() is for an App on fakeredis: make one by fake_app(), or use `with faked(app)`")
     executed = 0
     with _worker(app, broker) as worker:
@@ -99,7 +102,7 @@ def work(app: App, limit: int | None = None, *, due: bool = False) -> int:
 
 
 @contextlib.contextmanager
-def _worker(app: App, broker: FakeBroker) -> Iterator[_Worker]:
+def _worker(app: App, broker: LocalBroker) -> Iterator[_Worker]:
     board = Scoreboard.create(1)
     runner = Runner(app, broker.settings, board.child_row(0), _NoGuards(), lambda: False)
     link = Link(broker.connect)
@@ -115,7 +118,7 @@ def _worker(app: App, broker: FakeBroker) -> Iterator[_Worker]:
 class _Worker:
     """One child's loop without its processes: claim, run, settle with the next claim."""
 
-    def __init__(self, app: App, broker: FakeBroker, runner: Runner, link: Link) -> None:
+    def __init__(self, app: App, broker: LocalBroker, runner: Runner, link: Link) -> None:
         self._app, self._broker, self._runner, self._link = app, broker, runner, link
         self._worker_id = new_worker_id()
 

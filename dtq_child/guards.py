@@ -9,39 +9,53 @@ from __future__ import annotations
 
 # The wrappers of these in `signal` turn each number into an enum member: 94 µs for all signals instead of 3.
 import _signal  # type: ignore[import-not-found]
+import faulthandler
 import logging
-import operator
 import os
 import signal
 import threading
 from collections.abc import Callable
 from typing import Any
 
+from dtq_child import stacks
+from dtq_child.newborn import do_nothing
+from dtq_child.signals import DUMP_SIGNAL
+
 _SIGNALS: tuple[int, ...] = tuple(
     sorted(int(number) for number in signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP})
 )
-_TIMERS = (signal.ITIMER_REAL, signal.ITIMER_VIRTUAL, signal.ITIMER_PROF)
+_ALARM = signal.ITIMER_REAL
+_TIMERS = {_ALARM: "alarm", signal.ITIMER_VIRTUAL: "virtual timer", signal.ITIMER_PROF: "profiling timer"}
 _OFF = (0.0, 0.0)
+_STRAYS: tuple[int, ...] = (
+    signal.SIGALRM,
+    signal.SIGVTALRM,
+    signal.SIGPROF,
+    signal.SIGIO,
+    signal.SIGPWR,
+    *range(signal.SIGRTMIN, signal.SIGRTMAX + 1),
+)
 _NO_WAKEUP = -1
 
 _handler_of: Callable[[int], Any] = _signal.getsignal
+_timer = signal.getitimer
 _set_mask: Callable[[int, Any], set[int]] = _signal.pthread_sigmask
 
-log = logging.getLogger(__name__)
+log = logging.getLogger("dtq.child")
 
 
 class Guards:
     """A snapshot of the process, taken once before the first task, and the way back to it."""
 
-    __slots__ = ("_directory", "_directory_fd", "_handlers", "_mask", "_threads", "_timers", "_wake_stacks")
+    __slots__ = ("_directory", "_directory_fd", "_dump_fd", "_handlers", "_mask", "_threads", "_timers")
 
-    def __init__(self, wake_stacks: Callable[[], None] | None = None) -> None:
-        """`wake_stacks` registers the stack dumps again: their handlers are C code, which Python cannot list."""
-        self._wake_stacks = wake_stacks
-        self._handlers = tuple(map(_handler_of, _SIGNALS))
+    def __init__(self, dump_fd: int | None = None) -> None:
+        """`dump_fd`: where stacks are written, if they are. C code does that, whose handlers Python cannot list."""
+        self._dump_fd = dump_fd
+        self._handlers = list(map(_handler_of, _SIGNALS))
         self._mask = frozenset(_set_mask(signal.SIG_BLOCK, ()))
         # A profiler that the application started before the first task keeps its timer.
-        self._timers = tuple(timer for timer in _TIMERS if signal.getitimer(timer) == _OFF)
+        self._timers = tuple(timer for timer in _TIMERS if _timer(timer) == _OFF)
         self._directory = os.getcwd()
         self._directory_fd = os.open(self._directory, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
         self._threads = frozenset(threading.enumerate())
@@ -50,11 +64,10 @@ class Guards:
         """Puts back what differs, and names it. May be called again after a signal handler that the task left
         behind has raised in it; timers and handlers come first, so that every such call gets further."""
         changed: tuple[str, ...] = ()
-        for timer in self._timers:
-            if signal.getitimer(timer) != _OFF:
-                signal.setitimer(timer, 0)
-                changed += (f"timer {timer}",)
-        if not all(map(operator.is_, map(_handler_of, _SIGNALS), self._handlers)):
+        same = list(map(_handler_of, _SIGNALS)) == self._handlers
+        if not same or _timer(_ALARM) != _OFF:
+            changed += self._stop_timers()
+        if not same:
             changed += self._restore_handlers()
         if signal.set_wakeup_fd(_NO_WAKEUP) != _NO_WAKEUP:
             changed += ("wakeup fd",)
@@ -73,14 +86,33 @@ class Guards:
         if threading.active_count() == len(self._threads):
             return ()
         alive = frozenset(threading.enumerate())
-        new = tuple(sorted(thread.name for thread in alive - self._threads if not thread.daemon))
+        # asyncio_…: the pool of the handlers' event loop, which lives as long as the child.
+        new = tuple(
+            sorted(
+                thread.name
+                for thread in alive - self._threads
+                if not thread.daemon and not thread.name.startswith("asyncio_")
+            )
+        )
         self._threads = alive
         return new
 
     def close(self) -> None:
         os.close(self._directory_fd)
 
+    def _stop_timers(self) -> tuple[str, ...]:
+        """The alarm's is looked at after each task. The other two run by CPU time and are set by profilers, hardly
+        ever without a handler of their own, so they are looked at when a handler has changed."""
+        names: tuple[str, ...] = ()
+        for timer in self._timers:
+            if _timer(timer) != _OFF:
+                signal.setitimer(timer, 0)
+                names += (_TIMERS[timer],)
+        return names
+
     def _restore_handlers(self) -> tuple[str, ...]:
+        # In between, a request for the stacks would meet the default action and kill.
+        before = _set_mask(signal.SIG_BLOCK, (DUMP_SIGNAL,))
         names: tuple[str, ...] = ()
         for number, handler in zip(_SIGNALS, self._handlers, strict=True):
             if _handler_of(number) is handler:
@@ -89,8 +121,12 @@ class Guards:
             # None: installed by C code before the snapshot, which Python can neither name nor put back.
             if handler is not None:
                 signal.signal(number, handler)
-        if self._wake_stacks is not None:
-            self._wake_stacks()
+        if self._dump_fd is not None:
+            # Without these two faulthandler takes itself for registered still, and does nothing.
+            faulthandler.disable()
+            faulthandler.unregister(DUMP_SIGNAL)
+            stacks.write_to(self._dump_fd)
+        _set_mask(signal.SIG_SETMASK, before)
         return names
 
     def _restore_directory(self) -> None:
@@ -104,3 +140,14 @@ class Guards:
                 self._directory_fd = os.open(".", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
             except OSError as by_name:
                 log.warning("cannot go back to %s: %s, %s", self._directory, by_fd, by_name)
+
+
+def quiet_strays() -> None:
+    """Gives a handler that does nothing to every signal that would end the process and means no error of it: the
+    alarm of a task that has ended, a real-time signal sent by mistake. Signals that C code has taken stay its own."""
+    with open("/proc/self/status", encoding="ascii") as status:
+        lines = dict(line.split(":", 1) for line in status)
+    taken = int(lines["SigCgt"], 16) | int(lines["SigIgn"], 16)
+    for number in _STRAYS:
+        if _handler_of(number) == signal.SIG_DFL and not taken >> (number - 1) & 1:
+            signal.signal(number, do_nothing)

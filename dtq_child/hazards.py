@@ -11,12 +11,12 @@ from dataclasses import dataclass
 from typing import Any
 
 _THREADS = (
-    "fork hazard: the application's import left threads running: %s; a child that is forked while one of them "
-    "holds a lock may hang. Start them in @app.on_child_start"
+    "fork hazard: the application's import left threads running: %s; a child that is forked while one of "
+    "them holds a lock may hang. Start them in @app.on_child_start"
 )
 _SOCKETS = (
-    "fork hazard: the application's import left sockets open, descriptors %s; all children share them and read "
-    "each other's answers. Connect at first use, or in @app.on_child_start"
+    "fork hazard: the application's import left sockets open, descriptors %s; all children share them and "
+    "read each other's answers. Connect at first use, or in @app.on_child_start"
 )
 
 log = logging.getLogger("dtq.template")
@@ -72,8 +72,8 @@ def mend_imports() -> None:
     in another version, the hazard is just what the warning says."""
     bootstrap: Any = getattr(importlib, "_bootstrap", None)
     for name in ("_module_locks", "_blocking_on"):
-        held = getattr(bootstrap, name, None)
-        if hasattr(held, "clear"):
+        held: Any = getattr(bootstrap, name, None)
+        if held is not None:
             held.clear()
     for name, module in list(sys.modules.items()):
         if getattr(getattr(module, "__spec__", None), "_initializing", False):

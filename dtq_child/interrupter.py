@@ -53,7 +53,7 @@ class Interrupter:
         self._row = row
         self._deliver: Deliver | None = None
         self._seq = 0
-        self.delivered: tuple[type[Interruption], ...] = ()
+        self.delivered: tuple[Interruption, ...] = ()
         self.returned: list[Any] = []
         self.error: BaseException | None = None
 
@@ -86,9 +86,13 @@ class Interrupter:
             self._deliver = None
         self._deliver = None
 
+    def disarm(self) -> None:
+        """From now on nothing is delivered, until the next `run`."""
+        self._deliver = None
+
     def interrupted_by(self, kind: type[Interruption]) -> bool:
         """Whether such an order reached this execution; anybody may raise the class."""
-        return kind in self.delivered
+        return any(type(one) is kind for one in self.delivered)
 
     def forget(self) -> None:
         """Lets go of what the handler made."""
@@ -104,8 +108,11 @@ class Interrupter:
             return
         number, seq = self._row.order()
         order = _ORDERS.get(number)
-        if order is None or seq != self._seq or order[0] in self.delivered:
+        if order is None or seq != self._seq:
             return
         kind, text = order
-        self.delivered += (kind,)
-        deliver(kind(text))
+        if self.interrupted_by(kind):
+            return
+        interruption = kind(text)
+        self.delivered += (interruption,)
+        deliver(interruption)

@@ -7,7 +7,6 @@ the deadline, and a task whose outcome exists is never blamed for a Redis that i
 
 from __future__ import annotations
 
-import asyncio
 import contextvars
 import functools
 import logging
@@ -15,54 +14,38 @@ import os
 import random
 import resource
 import time
-from collections.abc import Callable, Mapping
-from types import CoroutineType, TracebackType
+from collections.abc import Awaitable, Callable, Mapping
+from types import CoroutineType
 from typing import Any
 
-from dtq_child import context, hooks, loop, payload
-from dtq_child import interrupter as interrupting
+from dtq_child import context, hooks, payload
 from dtq_child.app import App
 from dtq_child.context import CurrentTask
 from dtq_child.declaration import Task
-from dtq_child.error_text import class_names, error_text
-from dtq_child.errors import (
-    Interruption,
-    PayloadError,
-    RejectTask,
-    RetryTask,
-    ShutdownRequested,
-    SoftTimeout,
-    TaskCancelled,
-)
+from dtq_child.error_text import error_text
+from dtq_child.errors import Interruption, PayloadError
 from dtq_child.guards import Guards
 from dtq_child.interrupter import Interrupter
 from dtq_child.limits import Limits, declared_limits, limits_of
-from dtq_child.loop import HandlerLoop
-from dtq_child.outcome import (
-    BadArgs,
-    Cancelled,
-    Facts,
-    Happening,
-    Raised,
-    Released,
-    Returned,
-    UnknownType,
-    decide,
-)
+from dtq_child.loop import AsyncCall, HandlerLoop
+from dtq_child.outcome import BadArgs, Decision, Facts, Happening, Returned, UnknownType, decide
+from dtq_child.raised import what_was_raised
+from dtq_child.retry import DEFAULT_RETRY
 from dtq_child.scoreboard import ChildRow, Execution
 from dtq_child.settings import Settings
 from dtq_child.turns import Delivery, Outcome
 
-# Frames of these are no part of what the handler did.
-_OWN_FILES = frozenset({__file__, interrupting.__file__, loop.__file__})
-_traceback = BaseException.__dict__["__traceback__"]
 _usage: Callable[[int], resource.struct_rusage] = resource.getrusage
 _COUNT_MAX = 2**32 - 1
 _SELF = resource.RUSAGE_SELF
 # The generator that `random` shares with handlers may have been seeded by one of them, alike in every child.
 _dice = random.SystemRandom()
 
-log = logging.getLogger(__name__)
+# What most tasks come to; that a return is a success depends on no facts.
+_NOTHING = Returned(payload.dump_result(None, 16))
+_SUCCEEDED = decide(Returned(), Facts(1, 1, 0, 1, DEFAULT_RETRY, 0), 0.0)
+
+log = logging.getLogger("dtq.child")
 
 
 class Runner:
@@ -73,26 +56,28 @@ class Runner:
         app: App,
         settings: Settings,
         row: ChildRow,
-        guards: Guards,
         should_stop: Callable[[], bool],
+        dump_fd: int | None = None,
     ) -> None:
-        """`should_stop` answers `current_task().stopping`."""
-        self._app, self._settings, self._row, self._guards = app, settings, row, guards
+        """Takes the soft signal, and the state of the process as the one to go back to after each task.
+
+        `should_stop` answers `current_task().stopping`; stacks are written to `dump_fd`."""
+        self._app, self._settings, self._row = app, settings, row
         self._should_stop = should_stop
         self._interrupter = Interrupter(row)
+        self._interrupter.install()
+        self._guards = Guards(dump_fd)
         self._loop = HandlerLoop()
         self._pid = os.getpid()
         self._seq = 0
         self._declared: dict[str, Limits] = {}
         self._unknown: set[str] = set()
+        self._result_max_bytes = settings.result_max_bytes
         self._unknown_ttl_ms = round(settings.unknown_task_ttl_s * 1000)
-
-    def install(self) -> None:
-        """Takes the soft signal."""
-        self._interrupter.install()
 
     def close(self) -> None:
         self._loop.close()
+        self._guards.close()
 
     def run(self, delivery: Delivery, claim_sent: float) -> Outcome:
         """Executes `delivery`, claimed by a command sent at `claim_sent` (monotonic seconds). Whatever the handler
@@ -106,22 +91,13 @@ class Runner:
             happening: Happening = self._unknown_type(delivery)
         else:
             happening = self._happening(task, delivery, limits, deadline)
-        decision = decide(happening, self._facts(delivery, limits), _dice.random())
         ended, after = time.monotonic(), _usage(_SELF)
         outcome = Outcome(
             token=delivery.token,
             queue=delivery.queue,
-            decision=decision,
+            decision=self._decision(happening, delivery, limits),
             result=happening.result if isinstance(happening, Returned) else None,
-            execution={
-                "pid": self._pid,
-                "duration_ms": round((ended - started) * 1000, 3),
-                "cpu_ms": round(
-                    (after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime) * 1000, 3
-                ),
-                # The process's highest so far, not this task's; a forked process starts at its parent's size.
-                "max_rss_bytes": after.ru_maxrss * 1024,
-            },
+            execution=self._execution(ended - started, before, after),
             max_attempts=limits.max_attempts,
         )
         self._row.settling(ended)
@@ -188,7 +164,7 @@ class Runner:
         was_async = self._execute(task, arguments, current)
         if self._interrupter.returned:
             return self._returned(delivery.store_result)
-        return self._raised(was_async)
+        return what_was_raised(self._interrupter, was_async)
 
     def _execute(self, task: Task[..., Any], arguments: dict[str, Any], current: CurrentTask) -> bool:
         """Calls the hooks and the handler; the interrupter holds what came of it. Whether it was async."""
@@ -202,20 +178,25 @@ class Runner:
         )
         was_async = task.is_async
         if was_async:
-            start = functools.partial(task.fn, **arguments)
-            self._guarded(
-                interrupter.run, functools.partial(self._loop.run, start, space), prepare, self._loop.cancel
-            )
+            self._guarded_async(functools.partial(task.fn, **arguments), space, prepare)
         else:
             self._guarded(interrupter.run, functools.partial(space.run, task.fn, **arguments), prepare)
             if interrupter.returned and type(interrupter.returned[0]) is CoroutineType:
                 # A plain function around an async one, as many decorators make them.
                 coroutine, was_async = interrupter.returned[0], True
-                run = functools.partial(self._loop.run, lambda: coroutine, space)
-                self._guarded(interrupter.run, run, None, self._loop.cancel)
+                self._guarded_async(lambda: coroutine, space, None)
         if our_hooks.task_end:
             self._guarded(_end_hooks, space, our_hooks.task_end, current, interrupter.error)
         return was_async
+
+    def _guarded_async(
+        self,
+        start: Callable[[], Awaitable[Any]],
+        space: contextvars.Context,
+        prepare: Callable[[], None] | None,
+    ) -> None:
+        call = AsyncCall(self._loop, start, space)
+        self._guarded(self._interrupter.run, call, prepare, call.cancel)
 
     def _guarded(self, step: Callable[..., None], *arguments: Any) -> None:
         """Runs a step that calls code of the application, then puts back what that changed.
@@ -240,40 +221,16 @@ class Runner:
     def _recovered(self, stray: BaseException) -> tuple[str, ...]:
         if not self._interrupter.returned and self._interrupter.error is None:
             self._interrupter.error = stray
+        self._interrupter.disarm()
         self._guards.hold_signals()
         return self._guards.restore()
 
     def _returned(self, stored: bool) -> Returned:
         value = self._interrupter.returned[0]
-        result = payload.dump_result(value, self._settings.result_max_bytes) if stored else None
         self._interrupter.forget()
-        return Returned(result)
-
-    def _raised(self, was_async: bool) -> Happening:
-        interrupter = self._interrupter
-        error = interrupter.error
-        assert error is not None
-        interrupter.forget()
-        if was_async and isinstance(error, asyncio.CancelledError) and interrupter.delivered:
-            # What reached it as a cancellation, and left it as one.
-            kind = interrupter.delivered[-1]
-            interruption: BaseException = kind(str(error))
-            interruption.__cause__ = error
-            error = interruption
-        if isinstance(error, TaskCancelled) and interrupter.interrupted_by(TaskCancelled):
-            return Cancelled()
-        if isinstance(error, ShutdownRequested) and interrupter.interrupted_by(ShutdownRequested):
-            return Released()
-        _strip_own_frames(error)
-        return Raised(
-            error_text(error),
-            class_names(error),
-            wants_retry=isinstance(error, RetryTask),
-            # A subclass may have an __init__ of its own that doesn't set it.
-            retry_delay_s=getattr(error, "delay", None) if isinstance(error, RetryTask) else None,
-            rejected=isinstance(error, RejectTask),
-            soft=isinstance(error, SoftTimeout) and interrupter.interrupted_by(SoftTimeout),
-        )
+        if not stored:
+            return Returned(None)
+        return _NOTHING if value is None else Returned(payload.dump_result(value, self._result_max_bytes))
 
     def _unknown_type(self, delivery: Delivery) -> UnknownType:
         if delivery.task_type not in self._unknown:
@@ -287,8 +244,10 @@ class Runner:
             )
         return UnknownType(delivery.first_unknown_ms or 0)
 
-    def _facts(self, delivery: Delivery, limits: Limits) -> Facts:
-        return Facts(
+    def _decision(self, happening: Happening, delivery: Delivery, limits: Limits) -> Decision:
+        if type(happening) is Returned:
+            return _SUCCEEDED
+        facts = Facts(
             attempt=delivery.attempt,
             max_attempts=limits.max_attempts,
             crashes=delivery.crashes,
@@ -296,6 +255,19 @@ class Runner:
             policy=limits.policy,
             unknown_ttl_ms=self._unknown_ttl_ms,
         )
+        return decide(happening, facts, _dice.random())
+
+    def _execution(
+        self, seconds: float, before: resource.struct_rusage, after: resource.struct_rusage
+    ) -> dict[str, Any]:
+        cpu_seconds = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+        return {
+            "pid": self._pid,
+            "duration_ms": int(seconds * 1e6) / 1000,
+            "cpu_ms": int(cpu_seconds * 1e6) / 1000,
+            # The process's highest so far, not this task's; a forked process starts at its parent's size.
+            "max_rss_bytes": after.ru_maxrss * 1024,
+        }
 
 
 def _end_hooks(
@@ -319,16 +291,3 @@ def _metadata(raw: bytes) -> Mapping[str, Any]:
     except PayloadError:
         return {}
     return value if isinstance(value, dict) else {}
-
-
-def _strip_own_frames(error: BaseException) -> None:
-    """Leaves the frames between the handler's first and its last in the traceback."""
-    first: TracebackType | None = _traceback.__get__(error)
-    while first is not None and first.tb_frame.f_code.co_filename in _OWN_FILES:
-        first = first.tb_next
-    last = first
-    while last is not None and last.tb_next is not None:
-        if last.tb_next.tb_frame.f_code.co_filename in _OWN_FILES:
-            last.tb_next = None
-        last = last.tb_next
-    _traceback.__set__(error, first)

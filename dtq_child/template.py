@@ -335,11 +335,12 @@ def _declared(app: App | None) -> dict[str, dict[str, Any]]:
     return {} if app is None else {name: task.declared() for name, task in app.tasks.items()}
 
 
-def _run() -> NoReturn:
+def run(arguments: Sequence[str] | None = None, entry: Entry = child.main) -> NoReturn:
+    """`main`, and then the end of the process."""
     code = INTERNAL_ERROR
     try:
-        code = main()
-    except BaseException:  # noqa: BLE001 - also SystemExit: see below
+        code = main(arguments, entry)
+    except BaseException:  # noqa: BLE001 - SystemExit, too: see below
         traceback.print_exc()
     finally:
         _flush()
@@ -348,4 +349,4 @@ def _run() -> NoReturn:
 
 
 if __name__ == "__main__":
-    _run()
+    run()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from dtq_supervisor.events import (
     Action,
     BackoffOver,
@@ -24,7 +26,7 @@ from dtq_supervisor.events import (
     TemplateUp,
     Verdict,
 )
-from dtq_supervisor.roster import EXIT_IMPORT, LOST_FORK_S, STEADY_S, Pool, doom, free_row, leave
+from dtq_supervisor.roster import EXIT_IMPORT, STEADY_S, Pool, doom, free_row, leave
 from dtq_supervisor.slot import ALIVE, Slot, State, backoff
 from dtq_supervisor.stopping import give_up
 
@@ -69,16 +71,8 @@ def on_template_gone(pool: Pool, now: float, event: TemplateGone, actions: list[
         _lose_template(pool, now, event.reason or "it died", actions)
     for slot in pool.slots:
         if slot.state in ALIVE and not slot.pid and slot.generation == event.generation:
-            _fork_unanswered(pool, now, slot, actions)
-
-
-def _fork_unanswered(pool: Pool, now: float, slot: Slot, actions: list[Action]) -> None:
-    """Its template is gone, but the child may exist: its row will say so if it does."""
-    if pool.stopping:
-        slot.take("boot_died_stopping")
-        free_row(pool, slot)
-    elif slot.state is State.STARTING:
-        slot.boot_deadline = min(slot.boot_deadline, now + LOST_FORK_S)
+            # All its reports were read, and a child goes on only after it was reported: there is none.
+            boot_died(pool, now, slot, "its template died before it was born", actions)
 
 
 def _lose_template(pool: Pool, now: float, reason: str, actions: list[Action]) -> None:
@@ -168,13 +162,12 @@ def on_boot_overdue(pool: Pool, now: float, event: BootOverdue, actions: list[Ac
         doom(slot, Verdict("boot"), actions)
         if not pool.proven and not pool.policy.preload:  # here the child is what imports first
             give_up(pool, now, reason, actions)
-    elif pool.template.state == "up" and slot.generation == pool.template.generation:
-        # Asked and not answered: nothing else may be forked into this row before that template is dead.
-        actions.append(KillTemplate(slot.generation))
+        return
+    # Asked and not answered. The child may still come, so the slot waits for that template's death.
+    slot.boot_deadline = math.inf
+    actions.append(KillTemplate(slot.generation))
+    if slot.generation == pool.template.generation and pool.template.state == "up":
         _lose_template(pool, now, "it does not answer", actions)
-        slot.boot_deadline = now + LOST_FORK_S
-    else:
-        boot_died(pool, now, slot, "its template died before it was born", actions)
 
 
 def on_backoff_over(pool: Pool, now: float, event: BackoffOver, actions: list[Action]) -> None:

@@ -97,7 +97,7 @@ class ChildReady:
 
 @dataclass(frozen=True, slots=True)
 class BootOverdue:
-    """No READY within the boot timeout, or no pid after the template that was asked died."""
+    """No READY within the boot timeout."""
 
     slot: int
     life: int
@@ -205,6 +205,23 @@ class StacksAsked:
     """Somebody wants to see where all children are."""
 
 
+@dataclass(frozen=True, slots=True)
+class ReloadAsked:
+    """Somebody wants new code."""
+
+
+@dataclass(frozen=True, slots=True)
+class ContactMade:
+    """Redis was reached for the first time, and it is one that we can work with."""
+
+
+@dataclass(frozen=True, slots=True)
+class ContactRefused:
+    """It was reached, and it says no or is of no use."""
+
+    reason: str
+
+
 Event = (
     Begin
     | TemplateUp
@@ -230,6 +247,9 @@ Event = (
     | GraceOver
     | PatienceOver
     | StacksAsked
+    | ReloadAsked
+    | ContactMade
+    | ContactRefused
 )
 Concerning = SoftDue | HardDue | DumpDone | Revoked | CancelGraceOver | SettlingStuck
 """Events about one execution: true only while the row says so."""
@@ -316,6 +336,11 @@ class OrderStop:
 
 
 @dataclass(frozen=True, slots=True)
+class OpenClaims:
+    """Children may claim, and the duties begin."""
+
+
+@dataclass(frozen=True, slots=True)
 class CloseClaims:
     """No child claims anything from now on; the lock is resigned, nothing is reaped."""
 
@@ -360,6 +385,7 @@ Action = (
     | ShowStack
     | HardKill
     | OrderStop
+    | OpenClaims
     | CloseClaims
     | Settle
     | LeaveLoop

@@ -26,13 +26,12 @@ from dtq_supervisor.slot import ALIVE, RUNNING, WORKING, Slot, State
 
 EXIT_IMPORT = 4
 EXIT_INTERRUPTED = 1
+EXIT_REFUSED = 69
 SAME_SIGNAL_S = 1.0
 """Copies of a stop signal within this time are one request: init and a shell both forward them."""
 WARNING_MOST_S = 2.0
 STEADY_S = 60.0
 """A template that was up this long has proven itself: its death begins a new row of failures."""
-LOST_FORK_S = 6.0
-"""A child waits at most 5 s for its adoption, so a fork that was not reported by then has come to nothing."""
 PATIENCE_S = 1.0
 
 

@@ -8,10 +8,14 @@ from dtq_child.row import Order
 from dtq_supervisor.events import (
     Action,
     CloseClaims,
+    ContactMade,
+    ContactRefused,
     GraceOver,
     GraceWarning,
+    OpenClaims,
     OrderStop,
     PatienceOver,
+    ReloadAsked,
     Say,
     SoftKill,
     Stop,
@@ -21,6 +25,7 @@ from dtq_supervisor.events import (
 from dtq_supervisor.roster import (
     EXIT_IMPORT,
     EXIT_INTERRUPTED,
+    EXIT_REFUSED,
     PATIENCE_S,
     SAME_SIGNAL_S,
     WARNING_MOST_S,
@@ -98,6 +103,20 @@ def on_patience_over(pool: Pool, now: float, event: PatienceOver, actions: list[
     left = pool.living()
     actions += [Say("error", "left_behind", {"slot": slot.number, "pid": slot.pid}) for slot in left]
     leave(pool, pool.exit_code or EXIT_INTERRUPTED, actions)
+
+
+def on_contact_made(pool: Pool, now: float, event: ContactMade, actions: list[Action]) -> None:
+    if not pool.stopping:
+        actions.append(OpenClaims())
+
+
+def on_contact_refused(pool: Pool, now: float, event: ContactRefused, actions: list[Action]) -> None:
+    actions.append(Say("error", "refused", {"reason": event.reason}))
+    on_stop(pool, now, Stop(StopMode.IMMEDIATE, EXIT_REFUSED), actions)
+
+
+def on_reload_asked(pool: Pool, now: float, event: ReloadAsked, actions: list[Action]) -> None:
+    actions.append(Say("warning", "reload_unavailable"))
 
 
 def give_up(pool: Pool, now: float, reason: str, actions: list[Action]) -> None:

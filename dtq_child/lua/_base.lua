@@ -12,6 +12,7 @@ local function key_result(id) return P .. 'result:' .. id end
 local function key_idempotency(queue, key) return P .. 'idempotency:' .. queue .. ':' .. key end
 local function key_stream(queue, band) return P .. 'stream:' .. queue .. ':p' .. band end
 local function key_bell(queue) return P .. 'bell:q:' .. queue end
+local function key_worker(worker) return P .. 'worker:' .. worker end
 local function key_worker_bell(worker) return P .. 'bell:w:' .. worker end
 local function key_paused(queue) return P .. 'queue:' .. queue .. ':paused' end
 local SCHEDULE, CLAIMED, DEAD_LETTERS = P .. 'retry:schedule', P .. 'retry:claimed', P .. 'stream:dead-letter'

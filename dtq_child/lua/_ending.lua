@@ -3,7 +3,8 @@
 --!include rebuild
 --!exports dead_letter schedule_again back_to_park judge_crash
 -- Endings of a delivery that is known to be ours: dead letter, another try later, back to the park, a crash judged.
--- `r`: the record's fields ENDING_FIELDS. `e`: error_class, message, traceback, cause (JSON or ''), facts (JSON or '').
+-- `r`: the record's fields ENDING_FIELDS. `e`: error_class, message, traceback, cause (JSON or ''), brief (a shorter cause for the event, or nil),
+-- facts (JSON or '').
 
 -- made: attempts spent so far. A dead letter carries the payload, so it can be requeued after its record has expired.
 local function dead_letter(r, id, worker, consumer, made, outcome, e)
@@ -64,7 +65,7 @@ local function judge_crash(r, id, worker, consumer, park, to_anyone, delays, e)
   if crashes == 1 then
     call('HSET', key_task(id), 'last_error', e.message, 'last_error_class', e.error_class, 'traceback', e.traceback)
     back_to_park(r, id, worker, consumer, park, to_anyone, 'crashed', e.facts,
-      '{"redelivery":true,"cause":' .. (e.cause ~= '' and e.cause or 'null') .. '}')
+      '{"redelivery":true,"cause":' .. (e.brief or (e.cause ~= '' and e.cause or 'null')) .. '}')
     return 'parked'
   end
   schedule_again(r, id, worker, consumer, r.attempt, tonumber(delays[math.min(crashes - 1, #delays)]), 'crashed', e)

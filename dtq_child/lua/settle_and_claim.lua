@@ -31,7 +31,8 @@ local function settle_ok()
   return true
 end
 
-if kind == 'ok' and settle_ok() then
+local lean = kind == 'ok' and settle_ok()
+if lean then
   answer = 'settled'
 elseif kind ~= '-' then
   local a = { unpack(ARGV, at, at + 18) }
@@ -42,7 +43,7 @@ end
 if kind ~= '-' then at = at + 18 end
 local flags = ARGV[at + 1]
 if flags == '' then return { answer, false, {}, {}, '', {}, counted() } end
-if kind ~= 'ok' then unrefusable() end
+if not lean then unrefusable() end
 local queues, waiting, skip = {}, {}, {}
 for i = 1, total do queues[i] = ARGV[7 + i] end
 for k = 1, 2 * tonumber(ARGV[at + 3]), 2 do

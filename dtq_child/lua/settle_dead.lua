@@ -4,8 +4,8 @@
 -- KEYS: nil, the supervisor's bell, then the streams of all its queues.
 -- ARGV: event base, consumer, worker_id, park, to_anyone ('1': none of our children may claim), how, exact ('1': we killed it, only the
 --   execution of the row is to blame), the row's execution: task_id, stream, entry_id, delivery ('' four times: none, or no row),
---   error_class, message, traceback, cause, facts, kind (retry | dead), delay_ms, outcome, max_attempts ('' unless how is 'ended'),
---   then the delays in ms after the 2nd, 3rd … crash.
+--   error_class, message, traceback, cause, brief (a cause without the stack), facts, kind (retry | dead), delay_ms, outcome ('' unless how is 'ended'), max_attempts and
+--   max_crashes as the child had resolved them ('' without a row), then the delays in ms after the 2nd, 3rd … crash.
 --   how: crash (what runs is judged as a crash), ended (the row's execution is settled as kind says), release (nothing is spent).
 -- Returns: left ('1': run it again, there is more), then task_id, what of each: parked, released, scheduled, dead, retry, absorbed …, and counts.
 -- Atomic because what the dead child held is looked at, judged and moved as one, and because a consumer deleted with something pending would
@@ -14,9 +14,9 @@ unrefusable()
 local consumer, worker, park, to_anyone = ARGV[2], ARGV[3], ARGV[4], ARGV[5] == '1'
 local how, exact = ARGV[6], ARGV[7] == '1'
 local named = { id = ARGV[8], stream = ARGV[9], entry = ARGV[10], delivery = ARGV[11] }
-local e = { error_class = ARGV[12], message = ARGV[13], traceback = ARGV[14], cause = ARGV[15], facts = ARGV[16] }
+local e = { error_class = ARGV[12], message = ARGV[13], traceback = ARGV[14], cause = ARGV[15], brief = ARGV[16], facts = ARGV[17] }
 local delays = {}
-for i = 21, #ARGV do delays[#delays + 1] = ARGV[i] end
+for i = 23, #ARGV do delays[#delays + 1] = ARGV[i] end
 local BATCH, MOST = 64, 256
 local done, told, woken, rung = 0, {}, 0, {}
 
@@ -47,9 +47,9 @@ local function release_begun(r, id)
 end
 
 local function settle_named(id)
-  local o = { kind = ARGV[17], id = id, stream = named.stream, entry = named.entry, delivery = named.delivery, facts = e.facts, delay_ms = ARGV[18],
-    spend = '1', error_class = e.error_class, message = e.message, traceback = e.traceback, cause = e.cause, outcome = ARGV[19],
-    max_attempts = ARGV[20] }
+  local o = { kind = ARGV[18], id = id, stream = named.stream, entry = named.entry, delivery = named.delivery, facts = e.facts, delay_ms = ARGV[19],
+    spend = '1', error_class = e.error_class, message = e.message, traceback = e.traceback, cause = e.cause, outcome = ARGV[20],
+    max_attempts = ARGV[21], first_unknown = '' }
   settle(o, consumer, worker, park)
   return tell(id, o.kind)
 end
@@ -58,6 +58,7 @@ end
 local function judge(r, id, is_named)
   if how == 'release' or (exact and not is_named) then return release_begun(r, id) end
   if how == 'ended' and is_named then return settle_named(id) end
+  if is_named and ARGV[22] ~= '' then r.max_crashes = ARGV[22] end
   local what = judge_crash(r, id, worker, consumer, park, to_anyone, delays, e)
   if what == 'parked' then wake(r.stream, to_anyone) end
   return tell(id, what)

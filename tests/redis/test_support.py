@@ -24,7 +24,9 @@ from hypothesis import strategies as st
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
-from tests.support import leftovers, ports, servers
+from dtq_child.errors import TaskFailed
+from dtq_child.testing import inline
+from tests.support import handlers, leftovers, ports, servers
 from tests.support.ledger import Ledger
 from tests.support.processes import alive, descriptors, group_members, groups, look, stopped
 from tests.support.proxy import FaultProxy
@@ -152,7 +154,7 @@ def test_servers_die_with_a_killed_pytest(tmp_path: Path) -> None:
 
 
 HIDING = """
-import os, sys, time
+import os, signal, sys
 from setproctitle import setproctitle
 
 if os.fork() == 0:
@@ -161,7 +163,7 @@ if os.fork() == 0:
         setproctitle("well hidden")
         with open(sys.argv[1], "w") as file:
             file.write(f"{os.getpid()} ")
-        time.sleep(1000)
+        signal.pause()
 os._exit(0)
 """
 
@@ -212,6 +214,24 @@ def test_a_process_is_seen_under_the_title_that_it_took(tmp_path: Path) -> None:
     assert psutil.pid_exists(pid)  # a zombie, until it is waited for
     assert leftovers.left_behind(patience=0) == []
     assert process.wait() == -signal.SIGKILL
+
+
+def test_threads_that_end_do_not_disturb_the_looking() -> None:
+    done = threading.Event()
+
+    def churn() -> None:
+        while not done.is_set():
+            thread = threading.Thread(target=lambda: None)
+            thread.start()
+            thread.join()
+
+    churning = threading.Thread(target=churn)
+    churning.start()
+    try:
+        assert all(leftovers.left_behind(patience=0) == [] for _ in range(500))
+    finally:
+        done.set()
+        churning.join()
 
 
 # -- waiting
@@ -267,6 +287,35 @@ def test_a_line_that_is_still_being_written_is_not_read(tmp_path: Path) -> None:
     assert [(entry.task_id, entry.word) for entry in ledger.entries()] == [("t1", "start"), ("t1", "end")]
     assert ledger.starts("t1")[0].facts == {"attempt": 1}
     assert len(ledger.ends("t1")) == 1
+
+
+def test_the_probes_note_what_they_did(ledger: Ledger, tmp_path: Path) -> None:
+    (tmp_path / "there").touch()
+    helper = 0
+    with inline(handlers.app):
+        assert handlers.just_note.delay({"a": 1}).result() == {"a": 1}
+        assert handlers.fail_times.delay(1).result() == 2
+        assert handlers.retry_task.delay(0, times=1).result() == 2
+        assert handlers.swallow.delay("SoftTimeout", 0).result() == 0
+        assert handlers.crash_once.delay(str(tmp_path / "there")).result() == os.getpid()
+        for harmless in (handlers.sleep, handlers.async_sleep, handlers.spin, handlers.gil_sleep):
+            harmless.delay(0.01).result()
+        handlers.wait_for_file.delay(str(tmp_path / "there")).result()
+        assert handlers.eat_memory.delay(2).result() == 2 << 20
+        helper = handlers.grandchild_own_session.delay(1000).result()
+        failed = handlers.fail.delay("as told")
+        with pytest.raises(TaskFailed, match="as told"):
+            failed.result()
+    assert os.getsid(helper) == helper
+    os.kill(helper, signal.SIGKILL)
+    until(lambda: not alive(helper), 5)
+    words = [[note.word for note in notes] for notes in ledger.by_task().values()]
+    assert words.count(["start", "end"]) == 8
+    assert words.count(["start", "raised", "start", "end"]) == 2
+    assert words.count(["start", "eaten", "end"]) == 1
+    assert words.count(["start", "helper", "end"]) == 1
+    attempts = {note.facts["attempt"] for note in ledger.notes(failed.id, "raised")}
+    assert attempts == {1, 2, 3}
 
 
 # -- RESP
@@ -651,21 +700,27 @@ import json, os, signal, subprocess, sys, time
 import redis
 from setproctitle import setproctitle
 
+POLL_SECONDS = 0.01
 procs = int(sys.argv[sys.argv.index("--procs") + 1])
 print("started with", sys.argv[1:], file=sys.stderr, flush=True)
 if "--broken" in sys.argv:
     sys.exit(78)
 
 def fork(title):
-    pid = os.fork()
+    parent, pid = os.getpid(), os.fork()
     if pid == 0:
         os.setpgid(0, 0)
         setproctitle(title)
-        while True:
-            time.sleep(1000)
+        while os.getppid() == parent or "template" not in title:
+            time.sleep(POLL_SECONDS)
+        help_out()
+        os._exit(0)
     return pid
 
-subprocess.Popen(["sleep", "1000"], start_new_session=True)
+def help_out():
+    return subprocess.Popen(["sleep", "1000"], start_new_session=True)
+
+helper = help_out()
 template = fork("dtq-supervisor: template g1")
 children = [fork(f"dtq-child[{slot}] g1: idle") for slot in reversed(range(procs))]
 setproctitle("dtq-supervisor: master")
@@ -677,12 +732,12 @@ def stop(number, frame):
     os._exit(0)
 
 signal.signal(signal.SIGTERM, stop)
-record = {"pid": os.getpid(), "children": json.dumps([{"slot": 0, "pid": pid} for pid in children])}
+record = {"pid": os.getpid(), "children": json.dumps([{"pid": pid, "phase": "ready"} for pid in children])}
 client = redis.Redis.from_url(os.environ["DTQ_REDIS_URL"])
 client.hset("dtq:worker:stand-in", mapping=record)
 print("ready", file=sys.stderr, flush=True)
 while True:
-    time.sleep(1000)
+    signal.pause()
 """
 
 
@@ -723,13 +778,17 @@ def test_what_a_killed_supervisor_leaves_is_cleared_away(
         start_supervisor(server=redis_server, procs=2, program=stand_in).wait_ready(10, ready=log_says_ready)
         for _ in range(2)
     )
-    left, kept = first.child_pids(), second.child_pids()
+    left, kept, template = first.child_pids(), second.child_pids(), first.template().pid
     first.kill()
     assert first.exit_code == -signal.SIGKILL
     assert all(map(alive, left))
+    # It starts one more helper, which nobody has seen before and no living parent leads to.
+    until(lambda: not alive(template), 5)
     first.destroy()
     assert not any(map(alive, left))
     assert all(map(alive, kept))
+    second.destroy()
+    assert leftovers.left_behind(patience=0) == []
 
 
 def test_a_supervisor_that_ends_early_is_quoted(

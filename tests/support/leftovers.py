@@ -27,6 +27,7 @@ from tests.support.processes import Process, look, still, tree
 
 TAG = "DTQ_TEST_TAG"
 PR_SET_CHILD_SUBREAPER = 36
+POLL_SECONDS = 0.005
 BOUND = Path(__file__).with_name("bound.py")
 # What was started for more than one test (pid of a server of a module …): not left behind, nor what hangs
 # below it.
@@ -79,7 +80,7 @@ def left_behind(patience: float = 1.0) -> list[Process]:
     while found := _below_us():
         if time.monotonic() >= deadline:
             break
-        time.sleep(0.005)
+        time.sleep(POLL_SECONDS)
     reap_adopted()
     return found
 
@@ -92,8 +93,12 @@ def _below_us() -> list[Process]:
 
 def _direct_children() -> list[int]:
     # Not psutil: that reads the whole process table, and this runs after each of a thousand quick tests.
-    threads = Path("/proc/self/task").iterdir()
-    return [int(pid) for thread in threads for pid in (thread / "children").read_text().split()]
+    while True:
+        threads = Path("/proc/self/task").iterdir()
+        try:
+            return [int(pid) for thread in threads for pid in (thread / "children").read_text().split()]
+        except (FileNotFoundError, ProcessLookupError):
+            continue  # a thread ended while we read, and its children hang at another now
 
 
 def reap_adopted() -> None:
@@ -119,4 +124,4 @@ def kill_all(processes: Iterable[Process], timeout: float = 5.0) -> None:
     while survivors := [victim for victim in victims if still(victim)]:
         if time.monotonic() >= deadline:
             raise AssertionError(f"SIGKILL did not end {survivors}")
-        time.sleep(0.002)
+        time.sleep(POLL_SECONDS)

@@ -15,7 +15,7 @@ from tests.support.rule import Match, Rule
 T = TypeVar("T")
 Direction = Literal["request", "reply", "both"]
 _ENDLESS = 1 << 62
-_CALL_SECONDS = 10.0
+_CALL_SECONDS = 30.0
 
 
 class FaultProxy:
@@ -27,7 +27,7 @@ class FaultProxy:
     """
 
     def __init__(self, target_port: int) -> None:
-        self.port = free_port()
+        self.port = 0
         self.connections = 0
         self.round_trips = 0
         self.commands: Counter[str] = Counter()
@@ -41,7 +41,7 @@ class FaultProxy:
         self._listener: asyncio.Server | None = None
         self._thread = threading.Thread(target=self._run, name="fault-proxy", daemon=True)
         self._thread.start()
-        self._await(self._listen())
+        self._await(self._find_port())
 
     def __enter__(self) -> Self:
         return self
@@ -141,6 +141,15 @@ class FaultProxy:
     def _run(self) -> None:
         asyncio.set_event_loop(self.loop)
         self.loop.run_forever()
+
+    async def _find_port(self) -> None:
+        for _ in range(20):
+            self.port = free_port()
+            try:
+                return await self._listen()
+            except OSError:  # somebody was quicker to bind it
+                continue
+        raise RuntimeError("20 chosen ports in a row were taken by others")
 
     async def _listen(self) -> None:
         if self._listener is None:

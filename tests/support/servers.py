@@ -168,7 +168,7 @@ class RedisServer:
         try:
             self.cli("PING")  # INFO alone would be answered while the data are loading
             return int(self.info("server")["process_id"]) == self._process.pid
-        except redis.ConnectionError:  # LOADING is one, too
+        except (redis.ConnectionError, redis.TimeoutError):  # LOADING is one of the former
             return False
 
     def _last_words(self) -> str:

@@ -8,9 +8,9 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Self
+from typing import Self
 
 import psutil
 import redis
@@ -31,27 +31,16 @@ Readiness = Callable[["SupervisorProcess"], bool]
 
 
 def pool_stands(supervisor: SupervisorProcess) -> bool:
-    """All children are there, they are the supervisor's own, and its worker record names each of them."""
+    """All children are there, are the supervisor's own, and have booted as its worker record says."""
     pids = {child.pid for child in supervisor.children()}
-    return len(pids) >= supervisor.procs and pids <= set(_numbers_in(supervisor.worker().get("children", "")))
+    told = json.loads(supervisor.worker().get("children", "[]"))
+    booted = {child.get("pid") for child in told if child.get("phase") != "booting"}
+    return len(pids) >= supervisor.procs and pids <= booted
 
 
 def log_says_ready(supervisor: SupervisorProcess) -> bool:
     """For a supervisor whose Redis cannot be asked."""
     return "ready" in supervisor.log()
-
-
-def _numbers_in(text: str) -> Iterable[int]:
-    """Every integer in a JSON text, however deep."""
-    pile: list[Any] = [json.loads(text)] if text else []
-    while pile:
-        value = pile.pop()
-        if isinstance(value, dict):
-            pile += value.values()
-        elif isinstance(value, list):
-            pile += value
-        elif isinstance(value, int):
-            yield value
 
 
 class SupervisorProcess:
@@ -82,7 +71,7 @@ class SupervisorProcess:
         self.folder = folder / f"supervisor-{self.number}"
         self.folder.mkdir(parents=True)
         self.command = [*program, app, "--procs", str(procs), *flags]
-        self._tag = f"{os.environ.get(leftovers.TAG, 'untagged')}/{self.number}"
+        self._tag = f"{os.environ.get(leftovers.TAG, 'untagged')}/{self.number}."
         self._env = self._environment(url or server.url, ledger, env or {})
         self.prefix = self._env.get("DTQ_KEY_PREFIX", "dtq:")
         self._log_file = self.folder / "log"
@@ -152,16 +141,14 @@ class SupervisorProcess:
 
     def worker(self) -> dict[str, str]:
         """Its worker record in Redis, {} if there is none or Redis does not answer."""
-        client = self.server.client(decode_responses=True)
         try:
-            for key in client.scan_iter(match=f"{self.prefix}worker:*", count=1000):
-                record: dict[str, str] = dict(client.hgetall(key))  # type: ignore[arg-type]
+            for key in self.server.cli("KEYS", f"{self.prefix}worker:*"):
+                flat = [word.decode() for word in self.server.cli("HGETALL", key)]
+                record = dict(zip(flat[::2], flat[1::2], strict=True))
                 if record.get("pid") == str(self.pid):
                     return record
-        except redis.ConnectionError:
+        except (redis.ConnectionError, redis.TimeoutError):
             return {}
-        finally:
-            client.close()
         return {}
 
     # -- its life

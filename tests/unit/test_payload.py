@@ -20,7 +20,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from dtq_child import payload
+from dtq_child import json_text
 from dtq_child.errors import PayloadError, PayloadTooLarge
 from dtq_child.payload import dump_arguments, dump_result, dumps, load_arguments, loads
 from dtq_child.refusal import MAX_DEPTH, describe
@@ -180,13 +180,16 @@ def test_moments_come_back_as_text_that_is_the_same_moment(moment: Any) -> None:
     assert type(moment).fromisoformat(text) == moment
 
 
-@given(values)
-def test_writing_in_pieces_is_writing_whole(value: Any) -> None:
+@given(values, st.integers(1, 9))
+@example([math.nan, 1], 1)
+@example({"a": Level.LOW, "b": 1}, 1)
+@example({"a": 1, 2: 1}, 1)
+def test_writing_in_pieces_is_writing_whole(value: Any, weight: int) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(payload, "_PIECE_CHARACTERS", 2)
-        patch.setattr(payload, "_PIECE_ITEMS", 2)
+        patch.setattr(json_text, "_PIECE_WEIGHT", weight)
+        patch.setattr(json_text, "_PIECE_ITEMS", 2)
         whole = dump_result(value, 10**6)
-        patch.setattr(payload, "_LIGHT_WEIGHT", -1)
+        patch.setattr(json_text, "_LIGHT_WEIGHT", -1)
         assert dump_result(value, 10**6) == whole
 
 
@@ -203,6 +206,16 @@ def test_an_accepted_value_can_be_written_again_however_deep() -> None:
             loads(deep)
 
 
+def test_depth_is_counted_alike_in_values_too_large_to_be_written_whole() -> None:
+    text = "x" * 70_000
+    deep: list[Any] = []
+    for _ in range(MAX_DEPTH - 1):
+        deep = [text, deep]
+    assert loads(dumps(deep)) == deep
+    assert str(dump_result([text, deep], 100).unavailable).endswith("<list of 0>)")
+    assert "nested deeper than 250" in str(dump_result([text, deep], 100).unavailable)
+
+
 # The refusals -------------------------------------------------------------------------------------
 
 NAN = float("nan")
@@ -212,6 +225,7 @@ NAN = float("nan")
     ("value", "path", "says"),
     [
         ({"items": [1, 2, 3, {"price": NAN}]}, "$.items[3].price", "no NaN"),
+        ({"a": [1, [2], {}], "b": [(), {"c": NAN}]}, "$.b[1].c", "no NaN"),
         (math.inf, "$", "no infinity"),
         ([1, [-math.inf]], "$[1][0]", "no infinity"),
         ({"a": 2**64}, "$.a", "64 bits"),
@@ -473,7 +487,7 @@ def test_without_memory_the_result_is_unavailable(monkeypatch: pytest.MonkeyPatc
     def exhausted(_: object) -> bytes:
         raise MemoryError
 
-    monkeypatch.setattr(payload, "_written", exhausted)
+    monkeypatch.setattr(json_text, "write", exhausted)
     assert "memory" in str(dump_result({"a": 1}, 100).unavailable)
 
 

@@ -1,0 +1,333 @@
+"""The loop of a task process: settle and claim in one round trip, execute; wait at a bell when idle (R22 to R26).
+
+busy    turn(outcome in hand, claim) → execute → turn …        one round trip a task
+idle    wait at the bells → turn(claim)
+error   settle what is in hand, nothing else, until that is answered (R10);
+        then a turn that also looks for what is pending under our own name
+may not claim    settle, hand back what is held, look at the flags
+end     settle, hand back, exit
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+
+import setproctitle
+
+from dtq_child import hooks, logs
+from dtq_child.connection import Pause, open_link
+from dtq_child.errors import BrokerError
+from dtq_child.guards import quiet_strays
+from dtq_child.keys import Keys, consumer
+from dtq_child.protocol import ChildContext
+from dtq_child.runner import Runner
+from dtq_child.task import Token
+from dtq_child.turns import Delivery, Outcome, Pair, Reply, Turns, Want
+
+STAMP_AGE_S = 5.0
+"""A supervisor whose main loop has not ticked for so long is stopped or hung: nobody would enforce a timeout."""
+
+_LOOK_S = 0.05
+_WAIT_SLICE_S = 0.5
+_EVERYWHERE_S = 1.0
+_MANY_QUEUES = 10
+_HAND_BACK_S = 1.0
+_SHORTEST_WAIT_S = 0.01  # BLPOP takes 0 for "for ever"
+
+log = logging.getLogger("dtq.child")
+
+
+def main(context: ChildContext) -> int:
+    """The life of a child after its birth. Returns its exit code, 0: it was told to stop, or is an orphan."""
+    settings, app = context.settings, context.app
+    logs.set_up(settings, worker=context.worker_id, slot=context.slot, pid=os.getpid())
+    quiet_strays()
+    app.configure(settings)
+    hooks.run(app.hooks.child_start)
+    child = Child(context)
+    child.work()
+    hooks.run(app.hooks.child_stop)
+    child.close()
+    return 0
+
+
+class Child:
+    """One child: what it has in hand, and what it knows about the places where work may be."""
+
+    def __init__(self, context: ChildContext) -> None:
+        settings = context.settings
+        self._board, self._row = context.scoreboard, context.scoreboard.child_row(context.row)
+        self._parent = context.supervisor_pid
+        self._name = f"dtq-child[{context.slot}] g{context.generation}"
+        self._idle_title, self._title = f"{self._name}: idle", ""
+        self._queues = settings.queues
+        self._block_s = settings.block_ms / 1000
+        self._lease_s = settings.visibility_timeout_s
+        self._link = open_link(settings.redis_url)
+        me = consumer(context.worker_id, context.slot, context.life)
+        keys = Keys(settings.key_prefix)
+        self._turns = Turns(self._link, keys, settings, context.worker_id, me, settings.queues)
+        self._runner = Runner(context.app, settings, self._row, self._told_to_end, context.dump_fd)
+        # In hand.
+        self._outcome: Outcome | None = None
+        self._held: tuple[Pair, ...] = ()
+        self._unwanted: tuple[Token, ...] = ()
+        # About Redis. Unsure: an error came since the last answer, so a claim may have come through unheard.
+        self._unsure = False
+        self._reached = False
+        self._pause = Pause()
+        # About the places.
+        self._park_seen = -1
+        self._look_at_park = self._woken = False
+        self._paused: frozenset[str] = frozenset()
+        self._looked_everywhere = 0.0
+        self._problems: set[str] = set()
+
+    def work(self) -> None:
+        """Until told to end; then nothing is left in hand."""
+        self._idle()
+        while not self._told_to_end():
+            if self._unsure and self._outcome is not None:
+                self._settle()
+            elif not self._may_claim():
+                self._stand_by()
+            else:
+                self._work_once()
+        self._leave()
+
+    def close(self) -> None:
+        self._row.exiting()
+        self._runner.close()
+        self._link.close()
+
+    # What the supervisor wants.
+
+    def _orphaned(self) -> bool:
+        return os.getppid() != self._parent
+
+    def _told_to_end(self) -> bool:
+        return self._row.stop or self._board.stopping or self._orphaned()
+
+    def _may_claim(self) -> bool:
+        board = self._board
+        return self._row.may_claim and board.claiming and time.monotonic() - board.stamp_value < STAMP_AGE_S
+
+    # Busy.
+
+    def _work_once(self) -> None:
+        sent = time.monotonic()
+        reply = self._turn(sent)
+        if reply is None:
+            return
+        delivery = reply.claimed
+        if delivery is None:
+            if not reply.more:
+                self._wait()
+        elif self._may_begin(sent):
+            self._execute(delivery, sent)
+        else:
+            self._unwanted += (delivery.token,)
+            self._hand_back()
+
+    def _may_begin(self, sent: float) -> bool:
+        """What comes back too late is not begun: nobody would enforce its timeout, or its lease may be lost."""
+        on_time = time.monotonic() - sent < self._lease_s / 2
+        return on_time and self._may_claim() and not self._told_to_end()
+
+    def _turn(self, sent: float) -> Reply | None:
+        """Settles what is in hand and claims. None: Redis did not do it, or did and was not heard."""
+        if self._outcome is None:
+            self._row.claiming(sent)
+        parked_so_far = self._board.park_counter
+        want = Want(
+            own=self._unsure,
+            park=self._look_at_park or parked_so_far > self._park_seen,
+            woken=self._woken,
+            everywhere=len(self._queues) > _MANY_QUEUES and sent - self._looked_everywhere >= _EVERYWHERE_S,
+        )
+        try:
+            reply = self._turns.turn(self._outcome, want, self._held)
+        except BrokerError as error:
+            self._failed(error)
+            return None
+        self._answered()
+        self._settled(reply.settled)
+        self._row.count("claims")
+        # What was pending under our name has been asked for, and has come back as a new delivery if it was there.
+        self._unsure, self._unwanted = False, ()
+        self._look_at_park = self._woken = False
+        if want.park and reply.claimed is None:
+            self._park_seen = parked_so_far
+        if want.everywhere:
+            self._looked_everywhere = sent
+        self._note(reply)
+        return reply
+
+    def _note(self, reply: Reply) -> None:
+        self._paused = reply.paused
+        if reply.held != self._held:
+            self._hold(reply.held)
+        if reply.counts:
+            self._row.count("absorbed", reply.counts.get("absorbed", 0))
+        for problem in reply.problems:
+            if problem not in self._problems:
+                self._problems.add(problem)
+                log.error("a band cannot be read, and is passed over: %s", problem)
+
+    def _hold(self, held: tuple[Pair, ...]) -> None:
+        self._held = held
+        self._row.held(held)
+
+    def _execute(self, delivery: Delivery, sent: float) -> None:
+        self._show(f"{self._name}: {delivery.task_type} {delivery.token.task_id[:8]}")
+        self._outcome = self._runner.run(delivery, sent)
+
+    # Settling.
+
+    def _settle(self) -> bool:
+        """Settles and nothing else, which may be repeated. Whether nothing is in hand any more."""
+        if self._outcome is None:
+            return True
+        try:
+            answer = self._turns.settle(self._outcome)
+        except BrokerError as error:
+            self._failed(error)
+            return False
+        self._answered()
+        self._settled(answer)
+        return True
+
+    def _settled(self, answer: str) -> None:
+        outcome, self._outcome = self._outcome, None
+        if outcome is None or answer == "none":
+            return
+        if answer == "fenced":
+            self._row.count("fenced")
+            log.warning("the outcome of task %s came too late and was refused", outcome.token.task_id)
+            return
+        self._row.count("processed")
+        kind = outcome.decision.kind
+        if kind == "dead":
+            self._row.count("failed")
+        elif kind == "retry":
+            self._row.count("retried")
+        if kind != "succeed":
+            _tell(outcome)
+
+    # Redis.
+
+    def _answered(self) -> None:
+        if self._reached:
+            return
+        self._reached = True
+        self._pause.reset()
+        self._row.redis_ok(time.monotonic())
+        if self._unsure:
+            log.info("Redis answers again")
+
+    def _failed(self, error: BrokerError) -> None:
+        """Redis did not do it. Waits a little; whoever called tries again."""
+        if self._reached or not self._unsure:
+            log.warning("Redis did not do it, trying again: %s", error)
+        self._unsure, self._reached = True, False
+        self._row.redis_lost()
+        self._row.count("redis_errors")
+        if self._outcome is None:
+            self._idle()
+        until = time.monotonic() + self._pause.next()
+        while (left := until - time.monotonic()) > 0:
+            if self._outcome is None and self._told_to_end():
+                return
+            time.sleep(min(left, _LOOK_S))
+
+    # Idle.
+
+    def _idle(self) -> None:
+        self._row.ready(time.monotonic())
+        if self._title != self._idle_title:
+            self._show(self._idle_title)
+
+    def _show(self, title: str) -> None:
+        self._title = title
+        setproctitle.setproctitle(title)
+
+    def _wait(self) -> None:
+        """Until a bell rings, or for DTQ_BLOCK_MS; in slices, between which the flags are looked at."""
+        self._idle()
+        queues = [queue for queue in self._queues if queue not in self._paused]
+        until = time.monotonic() + self._block_s
+        while (left := until - time.monotonic()) > 0:
+            try:
+                rang = self._turns.wait(queues, max(_SHORTEST_WAIT_S, min(left, _WAIT_SLICE_S)))
+            except BrokerError as error:
+                self._failed(error)
+                return
+            self._answered()
+            if rang is not None:
+                self._rung(rang)
+                return
+            if self._told_to_end() or not self._may_claim():
+                return
+        self._look_at_park = True
+
+    def _rung(self, queue: str) -> None:
+        """A token of the queue's bell was taken, or of the supervisor's (`""`)."""
+        if self._told_to_end() or not self._may_claim():
+            try:
+                self._turns.ring_back(queue)
+            except BrokerError as error:
+                self._failed(error)
+            return
+        self._woken = True
+        if not queue:
+            self._look_at_park = True
+
+    # Not working.
+
+    def _stand_by(self) -> None:
+        """While it may not claim: waits at no bell, keeps nothing, looks at the flags."""
+        if self._settle() and self._hand_back():
+            self._idle()
+            time.sleep(_LOOK_S)
+
+    def _hand_back(self) -> bool:
+        """Releases what was claimed and is not begun. Whether nothing of that kind is left."""
+        if not self._unwanted and not self._held:
+            return True
+        try:
+            self._turns.release(self._unwanted, self._held)
+        except BrokerError as error:
+            self._failed(error)
+            return False
+        self._answered()
+        self._unwanted = ()
+        self._hold(())
+        return True
+
+    def _leave(self) -> None:
+        """Settles however long it takes: whoever told us to end kills us when its patience ends. An orphan has
+        nobody who would, and stops trying when its lease is over."""
+        give_up = time.monotonic() + self._lease_s
+        while not self._settle():
+            if time.monotonic() > give_up and self._orphaned():
+                log.error("Redis has not answered for a whole lease: the task in hand will run again")
+                return
+        # What cannot be handed back now, the supervisor does after our exit, or the reaper.
+        if self._reached:
+            self._hand_back()
+
+
+def _tell(outcome: Outcome) -> None:
+    decision = outcome.decision
+    again = f"again in {decision.delay_ms / 1000:g} s" if decision.kind == "retry" else decision.kind
+    log.warning(
+        "task %s failed, %s (%s): %s: %s%s",
+        outcome.token.task_id,
+        again,
+        decision.reason,
+        decision.error_class,
+        decision.error_message,
+        f"\n{decision.traceback}" if decision.traceback else "",
+    )

@@ -1,0 +1,149 @@
+"""The templates that run, the children that they were asked for, and their reports as events. For the main thread."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from dtq_supervisor.events import (
+    Event,
+    Forked,
+    ForkFailed,
+    TemplateFailed,
+    TemplateGone,
+    TemplateUp,
+)
+from dtq_supervisor.logs import say
+from dtq_supervisor.process import Exit, Processes
+from dtq_supervisor.templates import TemplateHandle
+
+CLOSED_S = 0.5
+"""A template that closed its socket is about to end; one that does not is of no use."""
+
+Start = Callable[[int], TemplateHandle]
+"""Starts the template of a generation; raises OSError."""
+
+
+class Nursery:
+    """All templates by generation, the dying ones included until their exit is collected."""
+
+    def __init__(self, start: Start, app: str, clock: Callable[[], float] = time.monotonic) -> None:
+        self._start, self._app, self._clock = start, app, clock
+        self._handles: dict[int, TemplateHandle] = {}
+        self._closed_at: dict[int, float] = {}
+        self._given_up: set[int] = set()
+        self._events: deque[Event] = deque()
+        self.task_types: Mapping[str, Any] = {}
+        """As the newest template that has imported the application declared them."""
+        self.processes = Processes(self.drain, clock)
+
+    # What is asked of templates.
+
+    def start(self, generation: int) -> None:
+        try:
+            handle = self._start(generation)
+        except OSError as error:
+            self._events.append(TemplateFailed(generation, f"it could not be started: {error}"))
+            return
+        self._handles[generation] = handle
+        self.processes.add_template(generation, handle.pid)
+
+    def fork(self, generation: int, slot: int, life: int, row: int) -> None:
+        handle = self._handles.get(generation)
+        if handle is None:
+            self._events.append(ForkFailed(slot, life, "its template is gone"))
+        else:
+            handle.fork(slot, life, row)
+
+    def kill(self, generation: int) -> None:
+        if generation in self._handles:
+            self._handles[generation].kill()
+
+    def kill_all(self) -> None:
+        for handle in self._handles.values():
+            handle.kill()
+
+    # What they say.
+
+    def filenos(self) -> list[int]:
+        """Readable when there is something to drain."""
+        return [handle.fileno() for handle in self._handles.values() if not handle.closed]
+
+    def drain(self) -> bool:
+        """Reads all that has arrived. True: some fork requests are unanswered."""
+        for handle in self._handles.values():
+            self._hear(handle)
+        return any(handle.unanswered for handle in self._handles.values() if not handle.closed)
+
+    def take(self) -> list[Event]:
+        """What was heard, in its order, each once."""
+        events = list(self._events)
+        self._events.clear()
+        return events
+
+    def collected(self, generation: int, end: Exit) -> None:
+        """Its process has ended: what it had said is heard, and nothing more will come."""
+        handle = self._handles.pop(generation, None)
+        if handle is None:
+            return
+        self._hear(handle)
+        handle.collected(end.code)
+        handle.close()
+        self._closed_at.pop(generation, None)
+        self._events.append(TemplateGone(generation, how(end)))
+
+    def _hear(self, handle: TemplateHandle) -> None:
+        for message in handle.receive():
+            self._translate(handle, message)
+        if handle.gone and handle.generation not in self._given_up:
+            closed_at = self._closed_at.setdefault(handle.generation, self._clock())
+            # Its end says more than its silence, so that is waited for, but not for ever.
+            if not handle.closed or self._clock() - closed_at >= CLOSED_S:
+                self._give_up(handle.generation, handle.gone)
+
+    def _give_up(self, generation: int, reason: str) -> None:
+        self._given_up.add(generation)
+        self._events.append(TemplateFailed(generation, reason))
+
+    def _translate(self, handle: TemplateHandle, message: Mapping[str, Any]) -> None:
+        match message["kind"]:
+            case "forked":
+                self.processes.add_child(message["slot"], message["life"], message["pid"])
+                self._events.append(Forked(message["slot"], message["life"], message["pid"]))
+            case "fork_failed":
+                reason = str(message.get("error", "no reason given"))
+                self._events.append(ForkFailed(message["slot"], message["life"], reason))
+            case "imported":
+                self._imported(handle, message)
+            case "import_failed":
+                self._give_up(handle.generation, _failure(message))
+
+    def _imported(self, handle: TemplateHandle, message: Mapping[str, Any]) -> None:
+        types = message.get("task_types")
+        self.task_types = types if isinstance(types, dict) else {}
+        facts = {
+            "generation": handle.generation,
+            "pid": handle.pid,
+            "app": self._app,
+            "seconds": float(message.get("seconds") or 0.0),
+            "types": len(self.task_types),
+        }
+        say("info", "imported", facts)
+        self._events.append(TemplateUp(handle.generation))
+
+
+def _failure(message: Mapping[str, Any]) -> str:
+    """The error in one line, its traceback below."""
+    first = f"{message.get('error_class', 'an error')}: {message.get('message', '')}"
+    return f"{first}\n{message['traceback']}".rstrip() if message.get("traceback") else first
+
+
+def how(end: Exit) -> str:
+    """How a process ended, as half a sentence."""
+    if end.signal is not None:
+        return f"ended by signal {end.signal}"
+    if end.code is not None:
+        return f"exit code {end.code}"
+    return "nobody knows how"

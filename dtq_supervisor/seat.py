@@ -1,0 +1,147 @@
+"""What every duty needs to know: who we are, what the main loop last published, and the way back to it."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, Protocol
+
+from dtq_child.connection import REPLY_TIMEOUT_S, Link
+from dtq_child.keys import Keys
+from dtq_child.row import COUNTERS, Counters
+from dtq_child.scoreboard import Scoreboard
+from dtq_child.scripts import Scripts
+from dtq_child.settings import Settings
+from dtq_supervisor.duties import STALE_S
+from dtq_supervisor.inbox import Inbox
+
+
+class Life(NamedTuple):
+    """One child that exists, or was asked for. The row is this life's only while it says `life` itself."""
+
+    row: int
+    slot: int
+    life: int
+    consumer: str
+
+
+@dataclass(slots=True)
+class Published:
+    """What the main loop tells the duties. Each field is replaced whole: readers see the old or the new."""
+
+    lives: tuple[Life, ...] = ()
+    at_work: int = 0
+    """Children that may execute."""
+    task_types: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    generation: int = 0
+    past: Counters = field(default_factory=Counters)
+    """What the lives that have ended had counted."""
+
+
+def summed(several: Iterable[Counters]) -> Counters:
+    total = dict.fromkeys(COUNTERS, 0)
+    for counters in several:
+        for name in COUNTERS:
+            total[name] += getattr(counters, name)
+    return Counters(**total)
+
+
+class MakeLink(Protocol):
+    """A new link, named so in the server's list of clients."""
+
+    def __call__(self, name: str, reply_timeout_s: float = REPLY_TIMEOUT_S) -> Link: ...
+
+
+SLOW_S = 1.0
+
+
+class RedisPulse:
+    """What the calls of all duties say about the connection as a whole. Thread-safe; monotonic seconds."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._ok_since = 0.0
+        self._whole_since = 0.0
+        self.last_success = 0.0
+        self.errors = 0
+
+    def success(self, sent: float, received: float) -> None:
+        with self._lock:
+            self.last_success = received
+            # From when it was sent on: a failure since then would have put this back to none.
+            self._ok_since = self._ok_since or received
+            slow = received - sent > SLOW_S
+            self._whole_since = received if slow else self._whole_since or received
+
+    def failure(self) -> None:
+        with self._lock:
+            self.errors += 1
+            self._ok_since = self._whole_since = 0.0
+
+    def ok_since(self) -> float:
+        """Since when every call has succeeded; 0.0 while the last one failed, or there was none."""
+        with self._lock:
+            return self._ok_since
+
+    def whole_since(self) -> float:
+        """Since when every call has succeeded within a second (R30); 0.0 as `ok_since`."""
+        with self._lock:
+            return self._whole_since
+
+
+@dataclass(frozen=True, slots=True)
+class Seat:
+    """`started_at`: monotonic seconds."""
+
+    settings: Settings
+    procs: int
+    worker_id: str
+    keys: Keys
+    scripts: Scripts
+    scoreboard: Scoreboard
+    inbox: Inbox
+    redis_ok: RedisPulse
+    make_link: MakeLink
+    started_at: float
+    published: Published = field(default_factory=Published)
+
+    @property
+    def queues(self) -> tuple[str, ...]:
+        return self.settings.queues
+
+    @property
+    def task_types(self) -> Mapping[str, Mapping[str, Any]]:
+        """Task type → what it declares, as the newest template told."""
+        return self.published.task_types
+
+    def lives(self) -> tuple[Life, ...]:
+        return self.published.lives
+
+    def concurrency(self) -> int:
+        return self.procs
+
+    def generation(self) -> int:
+        """Of the newest template that has imported the application; 0 before the first."""
+        return self.published.generation
+
+    def counted(self) -> Counters:
+        """What all lives have counted, those that have ended included."""
+        rows = [(life, self.scoreboard.read_row(life.row)) for life in self.lives()]
+        living = [row.counters for life, row in rows if row is not None and row.life == life.life]
+        return summed([self.published.past, *living])
+
+    def healthy(self) -> bool:
+        """The main loop ticks."""
+        return time.monotonic() - self.scoreboard.stamp_value < STALE_S
+
+    def children_claim(self) -> bool:
+        """Some child of ours may take what is in the park."""
+        board = self.scoreboard
+        return self.published.at_work > 0 and board.claiming and not board.stopping
+
+    def may_reap(self) -> bool:
+        """Whoever cannot start a task takes none over (R30)."""
+        return self.children_claim()

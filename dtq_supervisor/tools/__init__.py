@@ -1,0 +1,1 @@
+"""The `dtq` command: one file a noun."""
