@@ -21,7 +21,8 @@ MAX_CALLS = 500
 
 @dataclass(frozen=True, slots=True)
 class Accepted:
-    """The answer for one call. `new`: this call made it; `deduplicated`: another task holds its idempotency key."""
+    """The answer for one call. `new`: this call made it; `deduplicated`: another task holds its idempotency
+    key."""
 
     task_id: str
     new: bool
@@ -31,7 +32,8 @@ class Accepted:
 
 @dataclass(frozen=True, slots=True)
 class Actor:
-    """Who acts, for the audit. `via` says by which door; an empty `name` writes no audit where that is allowed."""
+    """Who acts, for the audit. `via` says by which door; an empty `name` writes no audit where that is
+    allowed."""
 
     name: str = ""
     via: str = ""
@@ -47,11 +49,13 @@ def _optional(value: int | None) -> str | int:
 
 
 def payload_hash(payload: bytes) -> str:
-    return hashlib.blake2b(payload, digest_size=12).hexdigest()
+    """SHA-1, because scripts can make it, too: when they write a key anew, of a payload that they have."""
+    return hashlib.sha1(payload, usedforsecurity=False).hexdigest()
 
 
 class Broker:
-    """Thread-safe; one a process. Every method ends within `enqueue_timeout_s` or raises BrokerUnavailable."""
+    """Thread-safe; one a process. Every method ends within `enqueue_timeout_s` or raises
+    BrokerUnavailable."""
 
     def __init__(self, settings: Settings, make_link: Callable[[], Link] | None = None) -> None:
         self.settings = settings
@@ -64,8 +68,10 @@ class Broker:
         self._pool.close()
 
     def enqueue(self, calls: Sequence[Call]) -> list[Accepted]:
-        """Accepts all calls (at most MAX_CALLS) or none, in one round trip. Resends after an error are safe: a known id answers with
-        its task (R10). Raises QueueFull, IdempotencyConflict, RedisOutOfMemory, BrokerUnavailable."""
+        """Accepts all calls (at most MAX_CALLS) or none, in one round trip. Resends after an error are safe:
+        a known id answers with its task (R10).
+
+        Raises QueueFull, IdempotencyConflict, RedisOutOfMemory, BrokerUnavailable."""
         keys, args = self._enqueue_words(calls)
         reply = self._again(lambda link: self.scripts.run(link, "enqueue", keys, args))
         word = reply[0]
@@ -132,7 +138,8 @@ class Broker:
         return reply if reply is None else bytes(reply)
 
     def dead_letter(self, dead_letter_id: str) -> dict[str, bytes] | None:
-        """The fields of a dead letter by its stream id (a record's `dead_letter_id`); None when it was trimmed or taken out."""
+        """The fields of a dead letter by its stream id (a record's `dead_letter_id`); None when it was
+        trimmed or taken out."""
         found = self._again(
             lambda link: link.call("XRANGE", self.keys.dead_letter, dead_letter_id, dead_letter_id)
         )
@@ -141,10 +148,11 @@ class Broker:
     def depth(self, queue: str) -> int:
         """Entries of a queue, waiting and in flight, over its ten bands (not the schedule)."""
         bands = self.keys.bands(queue)
-        return sum(int(self._again(lambda link, band=band: link.call("XLEN", band))) for band in bands)  # type: ignore[misc]
+        return self._again(lambda link: sum(int(link.call("XLEN", band)) for band in bands))
 
     def cancel(self, task_id: str, actor: Actor | None = None) -> str:
-        """`cancelled` before it started, `stopping` while it ran, `too_late`, or `unknown` (it will not start if it turns up)."""
+        """`cancelled` before it started, `stopping` while it ran (the same answers again to whoever asks
+        twice), `too_late`, or `unknown` (it will not start if it turns up)."""
         k = self.keys
         keys = [k.task(task_id), k.schedule, k.claimed, k.cancelled]
         args = [task_id, *(actor or Actor()).as_args()]
@@ -168,14 +176,12 @@ class Broker:
         return bool(self._again(lambda link: link.call("EXISTS", self.keys.paused(queue))))
 
     def requeue(self, task_id: str, actor: Actor, dead_letter_id: str = "") -> tuple[str, str]:
-        """(`requeued` | `not_dead` | `not_found`, status found). Never resent: after BrokerUnavailable look at the record.
-        Raises IdempotencyConflict, RedisOutOfMemory."""
+        """(`requeued` | `not_dead` | `not_found`, status found). Never resent: after BrokerUnavailable look
+        at the record. Raises IdempotencyConflict, RedisOutOfMemory."""
         keys = [self.keys.task(task_id), self.keys.dead_letter, self.keys.queues]
         reply = self._once("requeue", keys, [task_id, dead_letter_id, *actor.as_args()])
         if reply[0] == b"conflict":
-            record = self.record(task_id)
-            queue, key = (record.get("queue"), record.get("idempotency_key")) if record else ("", "")
-            raise IdempotencyConflict(queue, key, text(reply[1]))
+            raise IdempotencyConflict(text(reply[2]), text(reply[3]), text(reply[1]))
         return text(reply[0]), text(reply[1]) if len(reply) > 1 else ""
 
     def discard(self, task_id: str, actor: Actor, dead_letter_id: str = "") -> tuple[str, str]:
@@ -186,22 +192,24 @@ class Broker:
 
     def _once(self, script: str, keys: list[str], args: list[bytes | str | int]) -> Any:
         with self._pool.link() as link:
+            link.deadline = time.monotonic() + self.settings.enqueue_timeout_s
             return self.scripts.run(link, script, keys, args)
 
     def _again(self, ask: Callable[[Link], T]) -> T:
         """Asks until it is answered or the time is over; only for what may safely run more than once."""
-        end = time.monotonic() + self.settings.enqueue_timeout_s
+        patience = self.settings.enqueue_timeout_s
+        end = time.monotonic() + patience
         pause = Pause()
         while True:
             try:
                 with self._pool.link() as link:
+                    link.deadline = end
                     return ask(link)
             except BrokerUnavailable as error:
                 wait = pause.next()
                 if time.monotonic() + wait >= end:
-                    raise BrokerUnavailable(
-                        f"Redis did not answer within {self.settings.enqueue_timeout_s:g} s (DTQ_ENQUEUE_TIMEOUT_S): {error}"
-                    ) from error
+                    told = f"Redis did not answer within {patience:g} s (DTQ_ENQUEUE_TIMEOUT_S): {error}"
+                    raise BrokerUnavailable(told) from error
                 time.sleep(wait)
 
 

@@ -31,10 +31,9 @@ STAMP_AGE_S = 5.0
 
 _LOOK_S = 0.05
 _WAIT_SLICE_S = 0.5
+_PAUSED_WAIT_S = 0.5
 _EVERYWHERE_S = 1.0
 _MANY_QUEUES = 10
-_HAND_BACK_S = 1.0
-_SHORTEST_WAIT_S = 0.01  # BLPOP takes 0 for "for ever"
 
 log = logging.getLogger("dtq.child")
 
@@ -257,10 +256,12 @@ class Child:
         """Until a bell rings, or for DTQ_BLOCK_MS; in slices, between which the flags are looked at."""
         self._idle()
         queues = [queue for queue in self._queues if queue not in self._paused]
-        until = time.monotonic() + self._block_s
+        # Resuming a queue rings the bell that is left out here.
+        wait_s = min(self._block_s, _PAUSED_WAIT_S) if self._paused else self._block_s
+        until = time.monotonic() + wait_s
         while (left := until - time.monotonic()) > 0:
             try:
-                rang = self._turns.wait(queues, max(_SHORTEST_WAIT_S, min(left, _WAIT_SLICE_S)))
+                rang = self._turns.wait(queues, min(left, _WAIT_SLICE_S))
             except BrokerError as error:
                 self._failed(error)
                 return

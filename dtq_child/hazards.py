@@ -7,8 +7,12 @@ import logging
 import os
 import sys
 import threading
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
+
+STUCK_S = 0.05
 
 _THREADS = (
     "fork hazard: the application's import left threads running: %s; a child that is forked while one of "
@@ -64,6 +68,23 @@ def look(sockets_before: frozenset[int]) -> Hazards:
     )
 
 
+@contextmanager
+def logging_held_still() -> Iterator[None]:
+    """Around a fork of a process with threads: none of them is in the middle of writing to a log.
+
+    `logging` makes its own locks anew in a forked process, but not those of the files it writes to: a thread
+    that was just writing to one would leave it locked for ever. A log that a thread is stuck in is not waited
+    for long. In the new process this context never ends, and needs not: there the locks are open."""
+    # The module's own first, which the fork takes, too: the other way round, two threads could wait for each
+    # other. It has no public name.
+    locks = (getattr(logging, "_lock", None), *(handler.lock for handler in _handlers()))
+    with ExitStack() as held:
+        for lock in locks:
+            if lock is not None and lock.acquire(timeout=STUCK_S):
+                held.callback(lock.release)
+        yield
+
+
 def mend_imports() -> None:
     """In a child forked from a process with threads: gives up what those were importing at that moment.
 
@@ -78,6 +99,12 @@ def mend_imports() -> None:
     for name, module in list(sys.modules.items()):
         if getattr(getattr(module, "__spec__", None), "_initializing", False):
             del sys.modules[name]
+
+
+def _handlers() -> list[logging.Handler]:
+    loggers = [logging.root, *logging.root.manager.loggerDict.values()]
+    handlers = [handler for logger in loggers for handler in getattr(logger, "handlers", ())]
+    return list(dict.fromkeys(handlers))
 
 
 def _is_socket(fd: str) -> bool:

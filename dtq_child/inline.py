@@ -6,40 +6,25 @@ delays between attempts pass at once), timeouts, other processes."""
 
 from __future__ import annotations
 
-import asyncio
-import contextvars
 import threading
 import time
-from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from types import CoroutineType
 from typing import Any
 
-from dtq_child import context, hooks, payload
+from dtq_child import payload
 from dtq_child.app import App
 from dtq_child.context import CurrentTask
 from dtq_child.declaration import Task
-from dtq_child.error_text import class_names, error_text
-from dtq_child.errors import (
-    UNKNOWN_TASK_TYPE,
-    DtqError,
-    IdempotencyConflict,
-    Interruption,
-    PayloadError,
-    RejectTask,
-    RetryTask,
-    TaskNotFound,
-)
+from dtq_child.errors import UNKNOWN_TASK_TYPE, DtqError, IdempotencyConflict, TaskNotFound
+from dtq_child.in_process import attempt
 from dtq_child.limits import Limits, declared_limits, limits_of
-from dtq_child.outcome import BadArgs, Decision, Facts, Happening, Raised, Returned, decide
+from dtq_child.outcome import Decision, Facts, Happening, Returned, decide
 from dtq_child.task import TERMINAL, Call, Record, Status
 
 MAX_NESTED = 50
 MAX_ATTEMPTS = 100
 _EVEN_DICE = 0.5
-# KeyboardInterrupt and what test frameworks raise are no failures of the task here: they mean the test.
-_FAILURES = (Exception, SystemExit, GeneratorExit, asyncio.CancelledError, Interruption)
 _OUTCOMES = {"succeed": Status.SUCCEEDED, "retry": Status.RETRY_SCHEDULED, "dead": Status.DEAD_LETTERED}
 
 
@@ -108,15 +93,21 @@ class InlineBroker:
     def _execute(self, call: Call) -> Accepted:
         depth = getattr(self._here, "depth", 0)
         if depth >= MAX_NESTED:
-            raise DtqError(
-                f"{MAX_NESTED} tasks enqueue one another inline, the last one is {call.task_type}: "
-                "test what goes on for ever with fake_app() and work(app, limit=…)"
-            )
+            self._here.too_deep = call.task_type
+            raise DtqError(f"{call.task_type} is enqueued by {depth} tasks, one inside the other")
         self._here.depth = depth + 1
         try:
             error = self._to_its_end(call)
         finally:
             self._here.depth = depth
+        too_deep = getattr(self._here, "too_deep", None)
+        if depth == 0 and too_deep is not None:
+            del self._here.too_deep
+            # Raised again: the handler in the middle that met it has failed, and its producers know nothing.
+            raise DtqError(
+                f"{MAX_NESTED} tasks enqueue one another inline, the last one is {too_deep}: "
+                "test what goes on for ever with fake_app() and work(app, limit=…)"
+            )
         if error is not None and self.propagate:
             raise error
         return Accepted(call.task_id)
@@ -130,16 +121,16 @@ class InlineBroker:
         if _expired(call, time.time_ns() // 1_000_000):
             _write(record, status=Status.EXPIRED)
         task, error = self.app.find(call.task_type), None
-        for attempt in range(1, MAX_ATTEMPTS + 1):
+        for number in range(1, MAX_ATTEMPTS + 1):
             if record.status in TERMINAL:
                 break
-            _write(record, status=Status.RUNNING, attempt=attempt, delivery=attempt)
+            _write(record, status=Status.RUNNING, attempt=number, delivery=number)
             if task is None:
                 self._settle(record, call, _unknown(call.task_type), None)
                 continue
             limits = limits_of(_Stated.of(call), declared_limits(task.options_declared, self.app.settings()))
-            happening, error = self._attempt(task, call, limits, attempt)
-            decision = decide(happening, _facts(attempt, limits), _EVEN_DICE)
+            happening, error = self._attempt(task, call, limits, number)
+            decision = decide(happening, _facts(number, limits), _EVEN_DICE)
             self._settle(record, call, decision, happening)
         else:
             raise DtqError(
@@ -150,47 +141,20 @@ class InlineBroker:
         return error if record.status is Status.DEAD_LETTERED else None
 
     def _attempt(
-        self, task: Task[..., Any], call: Call, limits: Limits, attempt: int
+        self, task: Task[..., Any], call: Call, limits: Limits, number: int
     ) -> tuple[Happening, BaseException | None]:
-        try:
-            arguments = payload.load_arguments(call.payload)
-            task.check_arguments(arguments)
-        except (PayloadError, TypeError) as unfit:
-            return BadArgs(error_text(unfit)), unfit
         current = CurrentTask(
             id=call.task_id,
             task_type=call.task_type,
             queue=call.queue,
-            attempt=attempt,
+            attempt=number,
             max_attempts=limits.max_attempts,
-            delivery=attempt,
-            redelivered=attempt > 1,
+            delivery=number,
+            redelivered=number > 1,
             deadline=time.monotonic() + limits.timeout_ms / 1000,
             metadata=payload.loads(call.metadata.encode()) if call.metadata else {},
         )
-        value, error = self._called(task, arguments, current)
-        if error is not None:
-            return _raised(error), error
-        limit = self.app.settings().result_max_bytes
-        return Returned(payload.dump_result(value, limit) if call.store_result else None), None
-
-    def _called(
-        self, task: Task[..., Any], arguments: dict[str, Any], current: CurrentTask
-    ) -> tuple[Any, BaseException | None]:
-        """What the handler returned, what it raised; hooks around it."""
-        space = contextvars.copy_context()
-        space.run(context.enter, current)
-        value, error = None, None
-        try:
-            space.run(hooks.run, self.app.hooks.task_start, current)
-            value = space.run(task.fn, **arguments)
-            if type(value) is CoroutineType:
-                value = _awaited(value, space)
-        except _FAILURES as raised:
-            # Without the frame of this file: the traceback in the record begins with the handler.
-            error = raised.with_traceback(raised.__traceback__ and raised.__traceback__.tb_next)
-        space.run(hooks.run, self.app.hooks.task_end, current, error)
-        return value, error
+        return attempt(self.app, task, call.payload, current, call.store_result)
 
     def _settle(self, record: Record, call: Call, decision: Decision, happening: Happening | None) -> None:
         """Writes the outcome, unless the task was cancelled meanwhile."""
@@ -261,8 +225,8 @@ def _expired(call: Call, now_ms: int) -> bool:
     return end_ms is not None and end_ms <= due_ms
 
 
-def _facts(attempt: int, limits: Limits) -> Facts:
-    return Facts(attempt, limits.max_attempts, 0, limits.max_crashes, limits.policy, unknown_ttl_ms=0)
+def _facts(number: int, limits: Limits) -> Facts:
+    return Facts(number, limits.max_attempts, 0, limits.max_crashes, limits.policy, unknown_ttl_ms=0)
 
 
 def _unknown(task_type: str) -> Decision:
@@ -272,29 +236,3 @@ def _unknown(task_type: str) -> Decision:
         error_class=UNKNOWN_TASK_TYPE,
         error_message=f"this App declares no {task_type!r}: import its module, or call app.load_includes()",
     )
-
-
-def _raised(error: BaseException) -> Raised:
-    return Raised(
-        error_text(error),
-        class_names(error),
-        wants_retry=isinstance(error, RetryTask),
-        retry_delay_s=getattr(error, "delay", None) if isinstance(error, RetryTask) else None,
-        rejected=isinstance(error, RejectTask),
-    )
-
-
-def _awaited(coroutine: CoroutineType[Any, Any, Any], space: contextvars.Context) -> Any:
-    """The value of a coroutine, also when this thread's event loop is running: then on another one, in a
-    thread."""
-
-    def run() -> Any:
-        with asyncio.Runner() as runner:
-            return runner.run(coroutine, context=space)
-
-    return _in_thread(run) if asyncio._get_running_loop() is not None else run()
-
-
-def _in_thread(run: Callable[[], Any]) -> Any:
-    with ThreadPoolExecutor(1) as thread:
-        return thread.submit(run).result()

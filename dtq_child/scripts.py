@@ -1,4 +1,5 @@
-"""The only loader of scripts: one `.lua` file is one atomic change; `--!include name` pulls in `_name.lua`, each once."""
+"""The only loader of scripts: one `.lua` file is one atomic change; `--!include name` pulls in `_name.lua`,
+each once."""
 
 from __future__ import annotations
 
@@ -55,12 +56,16 @@ class Constants:
 
     def as_lua(self) -> str:
         head = f"local KEEP_S = {max(self.retention_s, YEAR_S)}\n"
-        return head + "\n".join(f"local {name.upper()} = {getattr(self, name)}" for name in self.__dataclass_fields__)
+        return head + "\n".join(
+            f"local {name.upper()} = {getattr(self, name)}" for name in self.__dataclass_fields__
+        )
 
 
 def _quoted(text: str) -> str:
     if not text.isprintable() or any(c in text for c in "'\\"):
-        raise BadConfiguration([f"key prefix {text!r}: quotes, backslashes and control characters are not allowed"])
+        raise BadConfiguration(
+            [f"key prefix {text!r}: quotes, backslashes and control characters are not allowed"]
+        )
     return f"'{text}'"
 
 
@@ -79,9 +84,10 @@ def names() -> list[str]:
 def assemble(name: str, present: frozenset[str] = frozenset()) -> str:
     """The script with what it needs before it, each part once, in order of need; comments left out.
 
-    `--!include x` puts the part there as it is. `--!lazily x` wraps it into a function that is called when one of its
-    exports is: a server makes the closures of a script anew at every call, which for rarely used parts costs more than the
-    work itself (25 of 60 µs a turn before)."""
+    `--!include x` puts the part there as it is. `--!lazily x` wraps it into a function that is called when
+    one of its exports is: a server makes the closures of a script anew at every call, which for rarely used
+    parts costs more than the work itself (25 of 60 µs a turn before). A part must not be lazy for one and
+    plain for another of the same script if it keeps a state of its own."""
     done = set(present)
     parts: list[str] = []
 
@@ -92,8 +98,9 @@ def assemble(name: str, present: frozenset[str] = frozenset()) -> str:
         for how, needed in _NEEDS.findall(source(file)):
             if how == "include":
                 add(f"_{needed}")
-            elif f"_{needed}" not in done:
+            elif not done & {f"_{needed}", f"lazy _{needed}"}:
                 parts.append(_lazy(f"_{needed}", frozenset(done)))
+                done.add(f"lazy _{needed}")
         parts.append(_COMMENT.sub("", source(file)))
 
     add(name)
@@ -131,7 +138,9 @@ class Scripts:
 
     def run(self, link: Link, name: str, keys: list[str], args: list[bytes | str | int]) -> Any:
         """Runs a script; KEYS[1] (`<prefix>nil`) and ARGV[1] (the event base) are put before what is given.
-        NOSCRIPT means that nothing ran, so loading it and calling once more is no resend. Raises BrokerError."""
+
+        NOSCRIPT means that nothing ran, so loading it and calling once more is no resend. Raises
+        BrokerError."""
         command = (self.sha(name), len(keys) + 1, self.keys.nil, *keys, event_base(), *args)
         try:
             return link.call("EVALSHA", *command)

@@ -29,7 +29,7 @@ import time
 import traceback
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
@@ -205,11 +205,7 @@ class Template:
     def _fork(self, slot: int, life: int, row: int) -> Ward:
         """A new child, registered and reported. OSError: there is none."""
         with Gate() as gate, _signals_blocked():
-            _flush()
-            threads = threading.active_count() > 1
-            middle = _fork_quietly()
-            if middle == 0:
-                self._be_middle(gate, Birth(slot, life, row, threads))
+            middle = self._fork_middle(gate, Birth(slot, life, row, threading.active_count() > 1))
             try:
                 pid = gate.hear()
                 ward = Ward(slot, life, row, pid, os.pidfd_open(pid))
@@ -220,6 +216,14 @@ class Template:
                 os.kill(middle, signal.SIGKILL)
                 os.waitpid(middle, 0)
         return ward
+
+    def _fork_middle(self, gate: Gate, birth: Birth) -> int:
+        _flush()
+        with hazards.logging_held_still() if birth.threads else nullcontext():
+            middle = _fork_quietly()
+            if middle == 0:
+                self._be_middle(gate, birth)
+        return middle
 
     def _report(self, ward: Ward) -> None:
         message = {"kind": "forked", "slot": ward.slot, "life": ward.life, "row": ward.row, "pid": ward.pid}

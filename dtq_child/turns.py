@@ -1,4 +1,5 @@
-"""What a child asks of Redis: settle the task just done and claim the next, in one round trip; hand back; wait on a bell."""
+"""What a child asks of Redis: settle the task just done and claim the next, in one round trip; hand back;
+wait on a bell."""
 
 from __future__ import annotations
 
@@ -10,6 +11,7 @@ from typing import Any
 import orjson
 
 from dtq_child.connection import Link, NoSuchScript
+from dtq_child.errors import RedisOutOfMemory
 from dtq_child.keys import Keys, park
 from dtq_child.outcome import Decision
 from dtq_child.payload import Result
@@ -26,7 +28,8 @@ _MANY_QUEUES = 10
 
 @dataclass(frozen=True, slots=True)
 class Delivery:
-    """What a claim hands out. None: neither the producer nor the record says; the declaration, then the settings, decide."""
+    """What a claim hands out. None: neither the producer nor the record says; the declaration, then the
+    settings, decide."""
 
     token: Token
     queue: str
@@ -63,8 +66,8 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True)
 class Want:
-    """What to look for after settling. own: what is pending under our name; park: what came back; woken: by a bell;
-    everywhere: do not trust the hint index."""
+    """What to look for after settling; without `claim` for nothing. own: what is pending under our name;
+    park: what came back; woken: by a bell; everywhere: do not trust the hint index."""
 
     claim: bool = True
     own: bool = False
@@ -73,8 +76,10 @@ class Want:
     everywhere: bool = False
 
     def as_flags(self) -> bytes:
+        if not self.claim:
+            return b""
         return (
-            (b"c" if self.claim else b"")
+            b"c"
             + (b"o" if self.own else b"")
             + (b"p" if self.park else b"")
             + (b"w" if self.woken else b"")
@@ -84,7 +89,8 @@ class Want:
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """`settled`: none | settled | rebuilt | already | fenced. `more`: look again at once. `park_left`: the park holds more."""
+    """`settled`: none | settled | rebuilt | already | fenced. `more`: look again at once. `park_left`: the
+    park holds more."""
 
     settled: str
     claimed: Delivery | None = None
@@ -102,6 +108,10 @@ def bulk(value: bytes) -> bytes:
 
 def bulks(values: Iterable[bytes]) -> bytes:
     return b"".join([b"$%d\r\n%b\r\n" % (len(value), value) for value in values])
+
+
+def _numbers(flat: Sequence[Any]) -> dict[str, int]:
+    return {text(flat[at]): int(flat[at + 1]) for at in range(0, len(flat), 2)}
 
 
 def _int(raw: bytes | None) -> int | None:
@@ -154,9 +164,12 @@ _KINDS = {"succeed": b"ok", "retry": b"retry", "dead": b"dead", "release": b"rel
 
 
 class Turns:
-    """One child's side of the scripts. Every method sends at most one command that changes anything, and raises BrokerError."""
+    """One child's side of the scripts. Every method sends at most one command that changes anything, and
+    raises BrokerError."""
 
-    def __init__(self, link: Link, keys: Keys, settings: Settings, worker_id: str, consumer: str, queues: Sequence[str]) -> None:
+    def __init__(
+        self, link: Link, keys: Keys, settings: Settings, worker_id: str, consumer: str, queues: Sequence[str]
+    ) -> None:
         self.link, self.keys, self.worker_id, self.consumer = link, keys, worker_id, consumer
         self.queues = tuple(queues)
         self.scripts = Scripts(keys, Constants.of(settings))
@@ -168,7 +181,12 @@ class Turns:
 
     def _prepare(self, settings: Settings) -> None:
         """Packs what every turn repeats: the head, the constant keys and the constant arguments."""
-        known = [self.keys.nil, self._worker_bell, *self._bells.values(), *(self.keys.paused(q) for q in self.queues)]
+        known = [
+            self.keys.nil,
+            self._worker_bell,
+            *self._bells.values(),
+            *(self.keys.paused(q) for q in self.queues),
+        ]
         if len(self.queues) <= _MANY_QUEUES:
             known += [self.keys.stream(queue, band) for band in range(9, -1, -1) for queue in self.queues]
         same = [self.consumer, self.worker_id, self._park, str(round(settings.visibility_timeout_s * 1000))]
@@ -184,7 +202,8 @@ class Turns:
         self._record_key, self._result_key = self.keys.task("").encode(), self.keys.result("").encode()
 
     def turn(self, outcome: Outcome | None, want: Want, held: Sequence[Pair] = ()) -> Reply:
-        """Settles `outcome`, then claims. Not to be repeated after an error as it is: settle first, then ask for our own (R10)."""
+        """Settles `outcome`, then claims. Not to be repeated after an error as it is: settle first, then ask
+        for our own (R10)."""
         kind = _KINDS.get(outcome.decision.kind) if outcome is not None else None
         self._rotation += 1
         tail = [want.as_flags(), b"%d" % self._rotation, b"%d" % len(held)]
@@ -227,13 +246,13 @@ class Turns:
             more=b"m" in flags,
             park_left=b"p" in flags,
             problems=tuple(text(problem) for problem in problems),
-            counts={text(counts[at]): int(counts[at + 1]) for at in range(0, len(counts), 2)} if counts else {},
+            counts=_numbers(counts) if counts else {},
         )
 
     def _delivery(self, begun: list[Any]) -> Delivery:
         stream, entry_id, task_id, queue, delivery, band, waited, unknown, v = begun
         return Delivery(
-            token=Token(task_id.decode(), stream.decode(), entry_id.decode(), delivery, self.consumer),
+            token=Token(text(task_id), stream.decode(), entry_id.decode(), delivery, self.consumer),
             queue=queue.decode(),
             priority=band,
             task_type=text(v[18]),
@@ -255,7 +274,8 @@ class Turns:
         )
 
     def release(self, tokens: Sequence[Token], held: Sequence[Pair] = (), to_anyone: bool = True) -> int:
-        """Hands entries back, spending nothing; those that are not ours any more are left alone. Returns how many went."""
+        """Hands entries back, spending nothing; those that are not ours any more are left alone. Returns how
+        many went."""
         if not tokens and not held:
             return 0
         args: list[bytes | str | int] = [self.consumer, self.worker_id, self._park, "1" if to_anyone else "0"]
@@ -267,10 +287,11 @@ class Turns:
         return int(self.scripts.run(self.link, "release", [self._worker_bell], args)[0])
 
     def wait(self, queues: Sequence[str], timeout_s: float) -> str | None:
-        """Waits on the bells of these queues and of the supervisor. The queue whose bell rang, `""` for the supervisor's,
-        None when none did. The token is taken: whoever may not use it rings back."""
+        """Waits on the bells of these queues and of the supervisor. The queue whose bell rang, `""` for the
+        supervisor's, None when none did. The token is taken: whoever may not use it rings back."""
         bells = [self._bells[queue] for queue in queues]
-        rang = self.link.call("BLPOP", *bells, self._worker_bell, f"{timeout_s:.3f}")
+        # BLPOP takes 0 for "for ever".
+        rang = self.link.call("BLPOP", *bells, self._worker_bell, f"{max(0.001, timeout_s):.3f}")
         if rang is None:
             return None
         name = text(rang[0])
@@ -278,4 +299,7 @@ class Turns:
 
     def ring_back(self, queue: str) -> None:
         """Gives back a token that `wait` took: a queue's, or the supervisor's (`""`)."""
-        self.link.call("RPUSH", self._bells[queue] if queue else self._worker_bell, "1")
+        try:
+            self.link.call("RPUSH", self._bells[queue] if queue else self._worker_bell, "1")
+        except RedisOutOfMemory:
+            return  # a bell is a hint: whoever would have heard it looks by itself within DTQ_BLOCK_MS

@@ -132,13 +132,15 @@ def on_fork_failed(pool: Pool, now: float, event: ForkFailed, actions: list[Acti
         boot_died(pool, now, slot, f"the fork failed: {event.reason}", actions)
 
 
-def boot_died(pool: Pool, now: float, slot: Slot, reason: str, actions: list[Action]) -> None:
+def boot_died(
+    pool: Pool, now: float, slot: Slot, reason: str, actions: list[Action], *, killed: bool = False
+) -> None:
     free_row(pool, slot)
     if pool.stopping:
         slot.take("boot_died_stopping")
         return
     slot.take("boot_died")
-    delay = slot.hold(now)
+    delay = slot.hold(now, killed=killed)
     facts: dict[str, Fact] = {"slot": slot.number, "life": slot.life, "reason": reason, "delay_s": delay}
     actions.append(Say("error", "boot_failed", facts))
 

@@ -1,7 +1,7 @@
 """The living children as they really are: their rows, their stacks, and what is left of them when they die.
 
-For the main thread. A (slot, life) is looked for in its row only while it lives; its row is copied at its death,
-before the slot is given away.
+For the main thread. A (slot, life) is looked for in its row only while it lives; its row is copied at its
+death, before the slot is given away.
 """
 
 from __future__ import annotations

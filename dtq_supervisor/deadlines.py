@@ -68,9 +68,7 @@ def gap_between(last: float, now: float, missed_s: float) -> Gap | None:
 def row_alarms(row: Watched, redis_ok_since: float, gap: Gap = NO_GAP) -> list[Alarm]:
     """Everything that comes by itself for this child. `redis_ok_since`: since when our own calls succeed."""
     seq = row.executing
-    alarms = [
-        Alarm(0.0, ExecutionOver(row.slot, row.life, old)) for old in sorted({*row.against} - {0, seq})
-    ]
+    alarms = [Alarm(0.0, ExecutionOver(row.slot, row.life, old)) for old in sorted({*row.against} - {0, seq})]
     if seq and row.soft_deadline and row.soft_sent != seq:
         alarms.append(Alarm(gap.moved(row.soft_deadline), SoftDue(row.slot, row.life, seq)))
     if seq and row.hard_deadline and row.hard_sent != seq:

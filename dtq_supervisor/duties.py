@@ -63,9 +63,10 @@ class Duties:
     def __init__(self, duties: Sequence[Duty], healthy: Callable[[], bool]) -> None:
         self._watches = {duty.name: Watch(duty, healthy) for duty in duties}
 
-    def start(self) -> None:
-        """Those that were neither started nor stopped before."""
-        for watch in self._watches.values():
+    def start(self, *names: str) -> None:
+        """Of these (without names: of all) those that were neither started nor stopped before."""
+        for name in names or self._watches:
+            watch = self._watches[name]
             if not watch.thread.ident and not watch.stop.is_set():
                 watch.thread.start()
 
@@ -76,7 +77,7 @@ class Duties:
                 self._watches[name].stop.set()
 
     def join(self, deadline: float, names: Iterable[str] = ()) -> list[str]:
-        """Waits for these (without names: all) until `deadline`, monotonic seconds. Returns who has not ended."""
+        """Waits for these (without names: all) until `deadline`, monotonic seconds. Returns the unended."""
         wanted = [self._watches[name] for name in names or self._watches if name in self._watches]
         for watch in wanted:
             if watch.thread.ident:

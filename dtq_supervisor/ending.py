@@ -1,7 +1,8 @@
-"""The end of a supervisor, after its last child: outcomes told, helpers killed, leases and the record given up (R36).
+"""The end of a supervisor, after its last child (R36).
 
-In this order: the lock was resigned when the stop began; deaths are settled; the duties end, the heartbeat with
-them; the record of ourselves goes last. All of it has a budget, for a Redis that is away must not keep us.
+The lock was resigned when the stop began. Now helpers are killed, deaths are settled, the duties end, the
+heartbeat with them, and the record of ourselves goes last. All of it has a budget: a Redis that is away must
+not keep us.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from dtq_supervisor.duties import Duties
 from dtq_supervisor.embedded import EmbeddedRedis
 from dtq_supervisor.logs import say
 from dtq_supervisor.nursery import Nursery
-from dtq_supervisor.process import Exit, Other
+from dtq_supervisor.process import Exit, Other, TemplateProcess
 from dtq_supervisor.roster import Pool
 
 SETTLE_S = 1.0
@@ -73,7 +74,7 @@ class Ending:
             self._embedded = None
 
     def _kill_strangers(self) -> None:
-        """What tasks had started in sessions of their own became ours; what those had started becomes ours now."""
+        """What tasks started in sessions of their own is ours by now; what those started becomes ours."""
         killed = 0
         until = time.monotonic() + STRANGERS_S
         while (some := self._processes.kill_strangers()) and time.monotonic() < until:
@@ -113,9 +114,12 @@ class Ending:
     def _collect(self) -> bool:
         """True: some that we started have not ended yet."""
         for end in self._processes.collect():
-            if isinstance(end.who, Other):
-                self.other_ended(end)
-        return self._processes.known > 0
+            match end.who:
+                case Other():
+                    self.other_ended(end)
+                case TemplateProcess(generation):
+                    self._nursery.collected(generation, end)
+        return self._embedded is not None or self._nursery.running()
 
 
 def _deadline(pool: Pool) -> float:

@@ -152,12 +152,17 @@ class Hands:
 
     def _tell_death(self, action: Settle, remains: Remains, evidence: dict[str, Any]) -> None:
         facts = {"slot": action.slot, "life": action.life, **_doing(remains.row), "pid": remains.end.pid}
-        if action.verdict is not None or (action.code == 0 and not remains.was_busy):
-            say("debug", "ended", facts)  # a kill was told when it was ordered
+        if self._is_told(action, remains):
+            say("debug", "ended", facts)
             return
         facts |= {"how": how(remains.end), "killed_by": str(evidence.get("killed_by", "unknown sender"))}
         facts |= {"exit_code": action.code, "signal": action.signal}
         say("error", "died" if facts.get("task_id") else "died_idle", facts)
+
+    def _is_told(self, action: Settle, remains: Remains) -> bool:
+        """A clean end is no news, a kill was told when it was ordered, and a boot that failed as such."""
+        clean = action.code == 0 and not remains.was_busy
+        return clean or action.verdict is not None or not (remains.was_ready or remains.oom)
 
     # The whole.
 

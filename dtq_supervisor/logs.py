@@ -1,7 +1,7 @@
 """What the supervisor says: the wording of every fact, one line each, on stderr.
 
-No caller ever waits for a reader: lines go through a bounded queue to a thread that writes them, and what finds
-the queue full is dropped and counted.
+No caller ever waits for a reader: lines go through a bounded queue to a thread that writes them, and what
+finds the queue full is dropped and counted.
 """
 
 from __future__ import annotations
@@ -132,7 +132,8 @@ class JsonFormatter(logging.Formatter):
             "worker": self._worker_id,
         }
         facts: Mapping[str, Fact] = getattr(record, FACTS, {})
-        line.update((name, fact) for name, fact in facts.items() if fact not in (None, ""))
+        known = {name: fact for name, fact in facts.items() if fact not in (None, "", line.get(name))}
+        line.update((f"about_{name}" if name in line else name, fact) for name, fact in known.items())
         if record.exc_info:
             line["traceback"] = self.formatException(record.exc_info)
         return orjson.dumps(line, default=str).decode()

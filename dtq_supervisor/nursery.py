@@ -1,4 +1,4 @@
-"""The templates that run, the children that they were asked for, and their reports as events. For the main thread."""
+"""The templates that run, and their reports as events. For the main thread."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Any
 
 from dtq_supervisor.events import (
     Event,
+    Fact,
     Forked,
     ForkFailed,
     TemplateFailed,
@@ -64,6 +65,9 @@ class Nursery:
     def kill_all(self) -> None:
         for handle in self._handles.values():
             handle.kill()
+
+    def running(self) -> bool:
+        return bool(self._handles)
 
     # What they say.
 
@@ -123,7 +127,7 @@ class Nursery:
     def _imported(self, handle: TemplateHandle, message: Mapping[str, Any]) -> None:
         types = message.get("task_types")
         self.task_types = types if isinstance(types, dict) else {}
-        facts = {
+        facts: dict[str, Fact] = {
             "generation": handle.generation,
             "pid": handle.pid,
             "app": self._app,

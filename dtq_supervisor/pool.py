@@ -87,7 +87,8 @@ def on_exited(pool: Pool, now: float, event: Exited, actions: list[Action]) -> N
     actions.append(_settle(event, verdict))
     _note_interruption(pool, event, verdict)
     if slot.state is State.STARTING or (verdict and verdict.kind == "boot"):
-        births.boot_died(pool, now, slot, _end_of(event), actions)
+        killed = verdict is None and event.signal == SIGKILL
+        births.boot_died(pool, now, slot, _end_of(event), actions, killed=killed)
         if event.code == EXIT_IMPORT and not pool.proven:
             stopping.give_up(pool, now, "the application could not be imported in a child", actions)
         return
@@ -100,8 +101,8 @@ def on_exited(pool: Pool, now: float, event: Exited, actions: list[Action]) -> N
 
 def _end_of(event: Exited) -> str:
     if event.signal:
-        return f"it was ended by signal {event.signal}"
-    return f"it ended with exit code {event.code}"
+        return f"pid {event.pid} was ended by signal {event.signal}"
+    return f"pid {event.pid} ended with exit code {event.code}"
 
 
 def _note_interruption(pool: Pool, event: Exited, verdict: Verdict | None) -> None:

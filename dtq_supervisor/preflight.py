@@ -1,21 +1,19 @@
-"""The first contact: is this a Redis that tasks can be trusted to? Waited for as long as nobody answers (R14)."""
+"""The first contact: is this a Redis that tasks can be trusted to? Waited for while nobody answers (R14)."""
 
 from __future__ import annotations
 
 import re
 import threading
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from dtq_child.connection import ServerReply
 from dtq_child.errors import BrokerRefused, BrokerUnavailable, RedisOutOfMemory
-from dtq_supervisor.duty import UNWELL_S, Duty
+from dtq_supervisor.duty import UNWELL_S, RedisDuty
 from dtq_supervisor.events import ContactMade, ContactRefused
 from dtq_supervisor.line import Line
 from dtq_supervisor.logs import say
-
-if TYPE_CHECKING:
-    from dtq_supervisor.seat import Seat
+from dtq_supervisor.seat import Seat
 
 SCHEMA = "1.0"
 """The layout of the keys; another number before the dot cannot share them."""
@@ -27,7 +25,7 @@ class Refused(Exception):
     """Redis answers, and cannot be worked with."""
 
 
-class Preflight(Duty):
+class Preflight(RedisDuty):
     """Asks until it is answered, tells the main loop once, and ends."""
 
     name = "preflight"
@@ -135,4 +133,3 @@ def _allowed(line: Line, *words: str) -> Any:
         raise
     except (BrokerRefused, ServerReply):
         return None
-

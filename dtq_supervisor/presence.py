@@ -10,11 +10,11 @@ from typing import Any
 
 import orjson
 
-from dtq_child.row import Counters, Phase
+from dtq_child.row import Phase
 from dtq_child.version import VERSION
 from dtq_supervisor.holdings import Child
 from dtq_supervisor.line import Line, Word
-from dtq_supervisor.seat import Seat, summed
+from dtq_supervisor.seat import Seat
 
 
 def announce(line: Line, ttl_ms: int, seat: Seat, fields: dict[str, Word]) -> bool:
@@ -37,27 +37,28 @@ def announce(line: Line, ttl_ms: int, seat: Seat, fields: dict[str, Word]) -> bo
 
 
 def say_farewell(line: Line) -> int:
-    """Takes it away, with the bell and every consumer of ours that has nothing pending. Returns how many."""
+    """Takes it away, with the bell and every consumer of ours that has nothing pending, and opens our park to
+    others. Returns how many consumers went. Raises BrokerError."""
     keys = line.keys
     places = [keys.worker(line.worker_id), keys.workers, line.bell, *line.streams()]
-    return int(line.run("farewell", places, [line.worker_id]))
+    return int(line.run("farewell", places, [line.worker_id, line.park]))
 
 
 def fields_of(seat: Seat, ours: Sequence[Child]) -> dict[str, Word]:
     """All but what the script knows better: last_heartbeat and started_at are times of the server."""
-    counted = _counted(seat, ours)
+    counted = seat.counted()
     return {
         "hostname": socket.gethostname(),
         "pid": os.getpid(),
         "active_tasks": sum(_phase(child) is Phase.EXECUTING for child in ours),
-        "concurrency": seat.procs,
+        "concurrency": seat.concurrency(),
         "tasks_processed": counted.processed,
         "tasks_failed": counted.failed,
         "tasks_retried": counted.retried,
         "status": status_of(seat, ours),
         "queues": ",".join(seat.queues),
         "version": VERSION,
-        "generation": seat.published.generation,
+        "generation": seat.generation(),
         "children": orjson.dumps([_told(child) for child in ours]),
     }
 
@@ -70,11 +71,6 @@ def status_of(seat: Seat, ours: Sequence[Child]) -> str:
         return "quiet"
     booted = any(_phase(child) not in (None, Phase.BOOTING) for child in ours)
     return "running" if booted else "starting"
-
-
-def _counted(seat: Seat, ours: Sequence[Child]) -> Counters:
-    """What all lives have counted, those that have ended and those that go on."""
-    return summed([seat.published.past, *(child.row.counters for child in ours if child.row)])
 
 
 def _phase(child: Child) -> Phase | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
@@ -16,6 +16,9 @@ from dtq_child.scripts import Scripts
 from dtq_child.settings import Settings
 from dtq_supervisor.duties import STALE_S
 from dtq_supervisor.inbox import Inbox
+
+SLOW_REPLY_S = 1.0
+"""A connection that answers later than this is not whole: what others told the server may be as late."""
 
 
 class Life(NamedTuple):
@@ -54,27 +57,19 @@ class MakeLink(Protocol):
     def __call__(self, name: str, reply_timeout_s: float = REPLY_TIMEOUT_S) -> Link: ...
 
 
-SLOW_S = 1.0
-
-
 class RedisPulse:
     """What the calls of all duties say about the connection as a whole. Thread-safe; monotonic seconds."""
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        self._clock = clock
+    def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._ok_since = 0.0
-        self._whole_since = 0.0
-        self.last_success = 0.0
+        self._ok_since = self._whole_since = 0.0
         self.errors = 0
 
     def success(self, sent: float, received: float) -> None:
         with self._lock:
-            self.last_success = received
-            # From when it was sent on: a failure since then would have put this back to none.
             self._ok_since = self._ok_since or received
-            slow = received - sent > SLOW_S
-            self._whole_since = received if slow else self._whole_since or received
+            if not self._whole_since or received - sent > SLOW_REPLY_S:
+                self._whole_since = received
 
     def failure(self) -> None:
         with self._lock:
@@ -87,7 +82,7 @@ class RedisPulse:
             return self._ok_since
 
     def whole_since(self) -> float:
-        """Since when every call has succeeded within a second (R30); 0.0 as `ok_since`."""
+        """Since when every call has succeeded without delay (R30)."""
         with self._lock:
             return self._whole_since
 

@@ -21,6 +21,8 @@ from dtq_supervisor.events import Verdict
 
 BACKOFF_FIRST_S = 0.5
 BACKOFF_MOST_S = 30.0
+BACKOFF_KILLED_S = 0.05
+FORGIVEN = 5
 
 
 class State(enum.StrEnum):
@@ -109,9 +111,10 @@ class Slot:
     def is_now(self, life: int) -> bool:
         return self.life == life and self.state in ALIVE
 
-    def hold(self, now: float) -> float:
-        """Notes one more failed boot and says how long to wait: 0.5 s doubling to 30 s."""
-        delay = backoff(self.failures)
+    def hold(self, now: float, *, killed: bool = False) -> float:
+        """Notes one more failed boot and says how long to wait: 0.5 s doubling to 30 s. `killed`: from outside,
+        which says nothing about the next one; a few in a row are forgiven."""
+        delay = BACKOFF_KILLED_S if killed and self.failures < FORGIVEN else backoff(self.failures)
         self.failures += 1
         self.held_until = now + delay
         return delay

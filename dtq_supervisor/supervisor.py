@@ -1,7 +1,7 @@
 """The main loop: gather what has happened, step the pool, do what it says, sleep until the next deadline.
 
-It does local things only. It never waits for Redis, for a pipe or for a child: whatever may take time is a duty's,
-the log's, or is looked at again in the next round.
+It does local things only. It never waits for Redis, for a pipe or for a child: whatever may take time is a
+duty's, the log's, or is looked at again in the next round.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Protocol
 
+from dtq_child.keys import consumer
 from dtq_child.row import Phase, Row
 from dtq_supervisor.crew import Crew, Dumped, watched
 from dtq_supervisor.deadlines import (
@@ -26,7 +27,7 @@ from dtq_supervisor.deadlines import (
     overdue,
     row_alarms,
 )
-from dtq_supervisor.death import OomWatch
+from dtq_supervisor.death import OomEvidence, OomWatch
 from dtq_supervisor.duties import Duties
 from dtq_supervisor.ending import Ending
 from dtq_supervisor.events import (
@@ -48,17 +49,18 @@ from dtq_supervisor.pool import Pool, step
 from dtq_supervisor.process import Child, Exit, Other, TemplateProcess
 from dtq_supervisor.seat import Life, Seat
 from dtq_supervisor.signals import MEANINGS, SignalNotes
-from dtq_supervisor.slot import Slot, State
+from dtq_supervisor.slot import RUNNING, Slot, State
 
 IDLE_S = 1.0
 """The longest sleep: children look at the stamp of each round."""
 LOOK_S = 0.15
-"""With children at work. They begin tasks without telling us, and one with a short timeout is to be seen in time."""
+"""With children at work: they begin tasks without telling us, and short timeouts are to be seen in time."""
 BOOT_S = 0.02
 """While a child boots: nothing but its row says when it is ready."""
 DUMP_S = 0.005
 """While stacks are written."""
 SLOW_S = 0.5
+ANNOUNCE_S = 0.5
 OOM_EVERY_S = 1.0
 EXIT_LOST_REDIS = 69
 
@@ -73,7 +75,7 @@ class Pacemaker(Protocol):
 
 @dataclass(slots=True)
 class Clocks:
-    """When the loop last ticked, by the monotonic clock and by the one that also counts suspended time (R8)."""
+    """When the loop last ticked, by the monotonic clock and by the one that counts suspended time (R8)."""
 
     tick: float
     boot: float
@@ -108,6 +110,8 @@ class Supervisor:
         self._gap = NO_GAP
         self._clocks = Clocks.now()
         self._rows: list[tuple[Slot, Row]] = []
+        self._announced: tuple[tuple[int, int, bool], ...] = ()
+        self._announced_at = 0.0
 
     def run(self) -> int:
         """Returns the exit code, after everything is gone."""
@@ -148,8 +152,8 @@ class Supervisor:
         self._seat.scoreboard.stamp(now.tick)
 
     def _happenings(self) -> Iterator[Event]:
-        """Each event is stepped before the next one is looked for. What happened outside comes before what is due
-        by the clock: after a gap, the news first."""
+        """Each event is stepped before the next one is looked for. What happened outside comes before what is
+        due by the clock: after a gap, the news first."""
         yield from self._signalled()
         self._nursery.drain()
         yield from self._nursery.take()
@@ -222,7 +226,12 @@ class Supervisor:
     def _dump(self, dumped: Dumped) -> Iterator[Event]:
         slot, life = dumped.slot, dumped.life
         if dumped.shown is not None:
-            facts = {"slot": slot, "life": life, "pid": self._processes.pid(slot, life), "stack": dumped.shown}
+            facts = {
+                "slot": slot,
+                "life": life,
+                "pid": self._processes.pid(slot, life),
+                "stack": dumped.shown,
+            }
             say("info", "stack" if dumped.shown else "no_stack", facts)
         if dumped.seq:
             yield from self._confirm(DumpDone(slot, life, dumped.seq))
@@ -246,7 +255,7 @@ class Supervisor:
 
     def _alarms(self) -> list[Alarm]:
         ok_since = self._seat.redis_ok.ok_since()
-        seen: list[Watched] = [watched(slot, row) for slot, row in self._rows if slot.pid]
+        seen: list[Watched] = [watched(slot, row) for slot, row in self._rows if slot.is_now(row.life)]
         return self._pool.alarms() + [a for row in seen for a in row_alarms(row, ok_since, self._gap)]
 
     # Tell the duties, and sleep.
@@ -262,6 +271,13 @@ class Supervisor:
         published.at_work = pool.at_work()
         published.task_types = self._nursery.task_types
         published.generation = pool.template.generation if pool.imported else 0
+        self._announce(tuple((slot.life, slot.pid, slot.state in RUNNING) for slot in pool.slots))
+
+    def _announce(self, crowd: tuple[tuple[int, int, bool], ...]) -> None:
+        """The record of ourselves names the children, so it is written anew when they change."""
+        if crowd != self._announced and self._clocks.tick - self._announced_at >= ANNOUNCE_S:
+            self._announced, self._announced_at = crowd, self._clocks.tick
+            self._pacemaker.send_now()
 
     def _pause(self) -> float:
         """Seconds to sleep if nothing happens."""

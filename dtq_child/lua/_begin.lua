@@ -1,6 +1,7 @@
 --!include event
 --!lazily doubtful
 --!lazily hinted
+--!lazily idempotency
 -- Beginning an entry, and reading new ones by strict priority (R22, R25). Lean, because every task pays for it: an entry that is just what
 -- its record says begins here, every other one is looked at by _doubtful.lua. Every call is guarded: one bad band never blocks the
 -- others nor hides a settle's answer (R14). `c`: see _claim.lua.
@@ -13,6 +14,7 @@ local function start(c, stream, queue, band, entry_id, id, v)
   call('HSET', rec, 'status', 'running', 'delivery', delivery, 'consumer', c.consumer, 'worker_id', c.worker, 'stream', stream,
     'entry_id', entry_id, 'attempt', v[5], 'started_at_ms', NOWS, 'updated_at_ms', NOWS, 'lease_ms', c.lease)
   call('EXPIRE', rec, KEEP_S)
+  if v[14] and v[14] ~= '' then keep_idempotency(queue, v[14], id) end
   emit('TASK_STARTED', id, queue, v[19], v[5], c.worker, delivery > 1 and '{"delivery":' .. delivery .. '}' or nil)
   local waited = NOW - (tonumber(v[15]) or NOW)
   return { stream, entry_id, id, queue, delivery, band, waited > 0 and waited or 0, v[16] and NOW - (tonumber(v[16]) or NOW) or false, v }

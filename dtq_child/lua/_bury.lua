@@ -12,11 +12,12 @@ local function bury_unreadable(stream, queue, band, id, flat, reason, worker)
     'timeout_ms', '', 'idempotency_key', '', 'failed_at_ms', NOWS, 'attempts_made', '0', 'last_error', reason,
     'last_error_class', 'UnreadableEntry', 'retryable', '0', 'worker_id', worker, 'original_queue', queue,
     'cause', '{"unreadable":' .. quoted(reason) .. ',"stream":' .. quoted(stream) .. ',"entry_id":"' .. id .. '"}' }
-  for i = 1, math.min(#flat, 200), 2 do
+  for i = 1, math.min(#flat, 2000), 2 do
     letter[#letter + 1] = 'raw:' .. flat[i]
     letter[#letter + 1] = flat[i + 1]
   end
-  try('XADD', DEAD_LETTERS, '*', unpack(letter))
+  -- Not kept, so not removed: it stays pending and is met again.
+  if failed(try('XADD', DEAD_LETTERS, '*', unpack(letter))) then return count('unburied') end
   trim_dead_letters()
   remove_entry(stream, id)
   count('unreadable')

@@ -1,6 +1,7 @@
 --!include begin
---!include entry
+--!include record
 --!include bell
+--!lazily ending
 --!exports take_own take_parked take_held pass_on silence
 -- The less usual sources of a claim, and its bells.
 
@@ -20,14 +21,25 @@ local function holds_entries(stream)
   return type(length) == 'number' and length > 0 and length
 end
 
--- An entry that is pending under our own name begins, or is held; in a paused queue it goes to the park.
+-- Out of our hands into the park, because its queue is paused: what we began unheard is queued again, nothing spent.
+local function put_down(c, stream, id, entry)
+  local task = entry.task_id or ''
+  local r = record(task, ENDING_FIELDS)
+  if r and r.status == 'running' and r.consumer == c.consumer and r.entry_id == id and r.stream == stream then
+    back_to_park(r, task, c.worker, c.consumer, c.park, false, nil, '', '{"released":true}')
+  else
+    park_entry(stream, id, c.park)
+  end
+end
+
+-- An entry that is pending under our own name begins, or is held.
 local function take_back(c, stream, queue, band, id)
-  local _, flat = read_entry(stream, id)
+  local entry, flat = read_entry(stream, id)
   if not flat then
     try('XACK', stream, GROUP, id)
     count('bodies_gone')
   elseif c.paused[queue] then
-    park_entry(stream, id, c.park)
+    put_down(c, stream, id, entry)
   else
     take(c, stream, queue, band, { { id, flat } })
   end
@@ -70,22 +82,28 @@ local function take_parked(c)
   end)
 end
 
--- The best of the held entries, unless a higher band has something new.
+-- The held entries of paused queues are put down. Of the others the best begins, unless a higher band has something new.
 local function take_held(c)
-  local waiting, highest = c.waiting, -1
-  for k = 1, #waiting, 2 do
-    local _, band = split_stream(waiting[k])
-    highest = math.max(highest, band or -1)
-  end
-  take_new(c, highest, 1)
-  for k = 1, #waiting, 2 do
-    local stream, id = waiting[k], waiting[k + 1]
+  local held, highest = {}, -1
+  for k = 1, #c.waiting, 2 do
+    local stream, id = c.waiting[k], c.waiting[k + 1]
     local queue, band = split_stream(stream)
-    if c.begun or band ~= highest then
-      c.held[#c.held + 1] = stream
-      c.held[#c.held + 1] = id
+    if not c.paused[queue] then
+      held[#held + 1] = { stream = stream, id = id, queue = queue, band = band }
+      highest = math.max(highest, band)
     elseif owner_of(stream, id) == c.consumer then
       take_back(c, stream, queue, band, id)
+    end
+  end
+  if highest >= 0 and not c.begun then take_new(c, highest, 1) end
+  for band = highest, 0, -1 do
+    for _, e in ipairs(held) do
+      if e.band == band and c.begun then
+        c.held[#c.held + 1] = e.stream
+        c.held[#c.held + 1] = e.id
+      elseif e.band == band and owner_of(e.stream, e.id) == c.consumer then
+        take_back(c, e.stream, e.queue, band, e.id)
+      end
     end
   end
 end
@@ -93,13 +111,12 @@ end
 -- A child that was woken and leaves something behind wakes the next one.
 local function pass_on(c)
   if c.park_left then ring(key_worker_bell(c.worker)) end
-  if not c.at_band then return end
   each_band(c, function(stream, queue, band, i)
-    if band > c.at_band or c.paused[queue] then return false end
+    if band > (c.at_band or 9) or c.paused[queue] then return false end
     local n = holds_entries(stream)
     if not n then return false end
     local pending = try('XPENDING', stream, GROUP)
-    if failed(pending) or n <= pending[1] then return false end
+    if not failed(pending) and n <= pending[1] then return false end
     ring(c.bell_of(i))
     return true
   end)

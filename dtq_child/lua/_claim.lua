@@ -21,9 +21,7 @@ end
 local function claim(c)
   look_at_pauses(c)
   if c.own then take_own(c) end
-  if #c.waiting > 0 then
-    if c.begun then c.held = c.waiting else take_held(c) end
-  end
+  if #c.waiting > 0 then take_held(c) end
   if not c.begun and c.parked then take_parked(c) end
   if not c.begun and #c.held == 0 and c.tries < TRIES then take_new(c, -1, c.prefetch) end
   if c.begun then

@@ -22,13 +22,17 @@ end
 local function record_of(stream, band, entry_id, entry)
   local r, wrong = record(entry.task_id, LOOK_FIELDS)
   if wrong then return nil, 'its record cannot be read: ' .. wrong end
-  if not r then
+  -- Without a status it is no record, but what some late write left of one.
+  if not r or r.status == '' then
     rebuild(stream, band, entry_id, entry)
     r = record(entry.task_id, LOOK_FIELDS)
   end
   -- A record of another program's may lack what its entry says.
   for _, name in ipairs({ 'attempt', 'payload', 'task_type', 'max_attempts', 'timeout_ms', 'idempotency_key', 'queue' }) do
-    if r[name] == '' then r[name] = entry[name] or '' end
+    if r[name] == '' and (entry[name] or '') ~= '' then
+      r[name] = entry[name]
+      call('HSET', key_task(entry.task_id), name, r[name])
+    end
   end
   return r
 end

@@ -32,6 +32,7 @@ local function schedule_again(r, id, worker, consumer, attempt, delay_ms, outcom
     'last_error_class', e.error_class, 'traceback', e.traceback,
     'execution:' .. r.delivery, execution_json(r, worker, consumer, outcome, e.facts))
   keep(id, NOW + delay_ms)
+  keep_idempotency(r.queue, r.idempotency_key, id, NOW + delay_ms)
   remove_entry(r.stream, r.entry_id)
   emit('TASK_RETRY_SCHEDULED', id, r.queue, r.task_type, attempt, worker, '{"due_at_ms":' .. due .. ',"outcome":"' .. outcome .. '"}')
 end
@@ -46,6 +47,7 @@ local function back_to_park(r, id, worker, consumer, park, to_anyone, outcome, f
   end
   call('HSET', key_task(id), unpack(fields))
   keep(id)
+  keep_idempotency(r.queue, r.idempotency_key, id)
   emit('TASK_QUEUED', id, r.queue, r.task_type, r.attempt, worker, why)
 end
 

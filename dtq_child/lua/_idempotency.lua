@@ -1,5 +1,5 @@
 --!include base
---!exports idempotency_value idempotency_holder end_idempotency idempotency_free
+--!exports idempotency_holder hold_idempotency keep_idempotency end_idempotency idempotency_free
 -- The idempotency key of a task (R21).
 local function idempotency_value(id, state, hash)
   return '{"task_id":"' .. id .. '","state":"' .. state .. '","updated_at":' .. NOWS .. ',"payload_hash":"' .. hash .. '"}'
@@ -12,6 +12,26 @@ local function idempotency_holder(key)
   local ok, holder = pcall(cjson.decode, value)
   if not ok or type(holder) ~= 'table' or type(holder.task_id) ~= 'string' then return nil end
   return holder
+end
+
+-- A key lives as long as the record of its task that waits or runs: a week more than it, for a task that runs for that long has its
+-- record renewed by heartbeats.
+local function idempotency_ttl(due)
+  local seconds = math.max(IDEM_TTL_S, KEEP_S + 604800)
+  if due and due > NOW then seconds = seconds + math.ceil((due - NOW) / 1000) end
+  return string.format('%.0f', seconds)
+end
+
+-- The key becomes this task's.
+local function hold_idempotency(key, id, hash, due)
+  call('SET', key, idempotency_value(id, 'processing', hash), 'EX', idempotency_ttl(due))
+end
+
+-- Written anew with the record, if the key still names this task.
+local function keep_idempotency(queue, key, id, due)
+  if key == '' then return end
+  local holder = idempotency_holder(key_idempotency(queue, key))
+  if holder and holder.task_id == id then try('EXPIRE', key_idempotency(queue, key), idempotency_ttl(due)) end
 end
 
 -- The end of a task for its key (R21): `completed` goes on deduplicating for what remains of the TTL since enqueue or due time,

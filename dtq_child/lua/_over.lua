@@ -11,6 +11,7 @@ local function end_early(r, id, status, event)
   if r.entry_id ~= '' then remove_entry(r.stream, r.entry_id) end
   call('HSET', key_task(id), 'status', status, 'updated_at_ms', NOWS, 'finished_at_ms', NOWS)
   if r.status == 'running' then
+    forget_old_execution(id, tonumber(r.delivery) or 0)
     call('HSET', key_task(id), 'execution:' .. r.delivery, execution_json(r, r.worker_id, r.consumer, status, ''))
   else
     call('HSET', key_task(id), 'consumer', '')

@@ -12,7 +12,7 @@ local function rebuild(stream, band, entry_id, entry)
     'queued_at_ms', NOWS, 'stream', stream, 'entry_id', entry_id, 'delivery', '0', 'metadata', '{"rebuilt":true}')
   keep(id)
   if key ~= '' and idempotency_free(idempotency_holder(key_idempotency(queue, key))) then
-    call('SET', key_idempotency(queue, key), idempotency_value(id, 'processing', ''), 'EX', math.max(KEEP_S, IDEM_TTL_S))
+    hold_idempotency(key_idempotency(queue, key), id, redis.sha1hex(entry.payload))
   end
   count('rebuilt')
 end

@@ -23,27 +23,25 @@ local function has_outcome(id, o, consumer)
     and string.find(text, '"outcome":"' .. outcome_word(o) .. '"', 1, true) ~= nil
 end
 
+local function refuse(o, queue, task_type, attempt, worker)
+  count('fenced')
+  emit('TASK_DUPLICATE_ABSORBED', o.id, queue, task_type, attempt, worker, '{"why":"fenced","delivery":' .. o.delivery .. '}')
+  return nil, 'fenced'
+end
+
 -- The record, if this settle counts; else nil and the answer.
 local function fence(o, consumer, worker)
-  local r = record(o.id, ENDING_FIELDS)
+  local r, wrong = record(o.id, ENDING_FIELDS)
   if r and r.status == 'running' and r.entry_id == o.entry and r.stream == o.stream and r.delivery == o.delivery and r.consumer == consumer then
     return r, 'settled'
   end
-  if r then
-    if has_outcome(o.id, o, consumer) then return nil, 'already' end
-    count('fenced')
-    emit('TASK_DUPLICATE_ABSORBED', o.id, r.queue, r.task_type, r.attempt, worker, '{"why":"fenced","delivery":' .. o.delivery .. '}')
-    return nil, 'fenced'
-  end
-  if owner_of(o.stream, o.entry) ~= consumer then
-    count('fenced')
-    return nil, 'fenced'
-  end
-  local entry = read_entry(o.stream, o.entry)
-  if not entry then return nil, 'fenced' end
-  unrefusable()
+  if r and has_outcome(o.id, o, consumer) then return nil, 'already' end
+  if r then return refuse(o, r.queue, r.task_type, r.attempt, worker) end
   local queue, band = split_stream(o.stream)
-  if unreadable(entry, queue, band) then return nil, 'fenced' end
+  -- A record that cannot be read is no missing one: its entry is buried when it is met again.
+  local entry = not wrong and owner_of(o.stream, o.entry) == consumer and read_entry(o.stream, o.entry)
+  if not entry or entry.task_id ~= o.id or unreadable(entry, queue, band) then return refuse(o, queue or '', '', '', worker) end
+  unrefusable()
   rebuild(o.stream, band, o.entry, entry)
   call('HSET', key_task(o.id), 'status', 'running', 'delivery', o.delivery, 'consumer', consumer, 'worker_id', worker)
   return record(o.id, ENDING_FIELDS), 'rebuilt'
@@ -73,7 +71,8 @@ local function settle(o, consumer, worker, park)
     retry(r, o, worker, consumer)
   elseif o.kind == 'dead' then
     unrefusable()
-    dead_letter(r, o.id, worker, consumer, tonumber(r.attempt) or 1, outcome_word(o), o)
+    local attempt = tonumber(r.attempt) or 1
+    dead_letter(r, o.id, worker, consumer, o.spend == '1' and attempt or attempt - 1, outcome_word(o), o)
   else
     unrefusable()
     back_to_park(r, o.id, worker, consumer, park, true, outcome_word(o), o.facts, '{"released":true}')

@@ -20,7 +20,8 @@ if not r then
   note('unknown')
   return { 'unknown', '' }
 end
-if r.status == 'cancelled' then return { 'cancelled', r.status } end
+-- Asked again, perhaps because the first answer was lost: the same answer. One that ran has kept its consumer.
+if r.status == 'cancelled' then return { r.consumer ~= '' and 'stopping' or 'cancelled', r.status } end
 if r.status == 'succeeded' or r.status == 'dead_lettered' or r.status == 'expired' then
   note('too_late')
   return { 'too_late', r.status }

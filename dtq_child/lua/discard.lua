@@ -9,7 +9,7 @@ local r = record(id, { 'status', 'queue', 'dead_letter_id', 'metadata' })
 if r and r.status ~= 'dead_lettered' then return { 'not_dead', r.status } end
 local letter_id = ARGV[3] ~= '' and ARGV[3] or (r and r.dead_letter_id or '')
 local letter = read_letter(letter_id)
-if not letter then return { 'not_found' } end
+if not letter or letter.task_id ~= id then return { 'not_found' } end
 audit({ actor = ARGV[4], action = 'discard', task_id = id, queue = letter.queue or '', via = ARGV[5], request_id = ARGV[6], detail = ARGV[7] })
 call('XDEL', KEYS[3], letter_id)
 if r then

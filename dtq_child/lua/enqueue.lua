@@ -9,8 +9,9 @@
 -- Atomic because a task is in no place until its record and its entry are written together, and because checks and writes of a call are one
 -- decision. The first write is one that maxmemory refuses: refused whole (R13).
 local n, limit = tonumber(ARGV[2]), tonumber(ARGV[3])
-local FIELDS = 19
-local reply, todo, depth, by_id, by_key = { 'ok' }, {}, {}, {}, {}
+local NAMES = { 'id', 'queue', 'kind', 'payload', 'priority', 'max_attempts', 'timeout_ms', 'soft_timeout_ms', 'max_crashes', 'retry', 'key',
+  'hash', 'delay_ms', 'eta_ms', 'expires_ms', 'metadata', 'trace', 'store_result', 'expires_at_ms' }
+local reply, todo, depth, new, by_id, by_key = { 'ok' }, {}, {}, {}, {}, {}
 
 local function queue_depth(queue)
   local total = 0
@@ -22,10 +23,8 @@ local function queue_depth(queue)
 end
 
 local function arguments(k)
-  local a, at = {}, 3 + (k - 1) * FIELDS
-  local names = { 'id', 'queue', 'kind', 'payload', 'priority', 'max_attempts', 'timeout_ms', 'soft_timeout_ms', 'max_crashes', 'retry', 'key',
-    'hash', 'delay_ms', 'eta_ms', 'expires_ms', 'metadata', 'trace', 'store_result', 'expires_at_ms' }
-  for i = 1, FIELDS do a[names[i]] = ARGV[at + i] end
+  local a, at = {}, 3 + (k - 1) * #NAMES
+  for i = 1, #NAMES do a[NAMES[i]] = ARGV[at + i] end
   local base = 4 + (k - 1) * 4
   a.record, a.stream, a.idempotency, a.bell = KEYS[base + 1], KEYS[base + 2], KEYS[base + 3], KEYS[base + 4]
   local due = a.delay_ms ~= '' and NOW + tonumber(a.delay_ms) or (a.eta_ms ~= '' and tonumber(a.eta_ms) or NOW)
@@ -33,16 +32,19 @@ local function arguments(k)
   return a
 end
 
--- The task that answers instead of this one: same id, or same idempotency key. A table {code, id, status}, or nil.
+-- The task that answers instead of this one: same id, or same idempotency key. A table {code, id, status}, {'conflict', id}, {'bad', why}, or nil.
 local function existing(a)
   if by_id[a.id] then return { 1, a.id, by_id[a.id] } end
   local status = try('HGET', a.record, 'status')
-  if status then return { 1, a.id, type(status) == 'string' and status or 'queued' } end
+  if failed(status) then return { 'bad', a.record .. ': ' .. status.err } end
+  if status then return { 1, a.id, status } end
   if a.key == '' then return nil end
   local holder = by_key[a.idempotency] or idempotency_holder(a.idempotency)
   if not holder or (not by_key[a.idempotency] and idempotency_free(holder)) then return nil end
-  if holder.payload_hash and holder.payload_hash ~= '' and holder.payload_hash ~= a.hash then return { 'conflict', holder.task_id } end
-  return { 2, holder.task_id, try('HGET', key_task(holder.task_id), 'status') or holder.status or 'succeeded' }
+  local hash = holder.payload_hash
+  if type(hash) == 'string' and hash ~= '' and hash ~= a.hash then return { 'conflict', holder.task_id } end
+  status = try('HGET', key_task(holder.task_id), 'status')
+  return { 2, holder.task_id, type(status) == 'string' and status or holder.status or 'succeeded' }
 end
 
 -- Where it would go, and whether there is room; '' or the refusal.
@@ -51,10 +53,10 @@ local function room(a)
   if not depth[where] then
     local now = a.due and try('ZCARD', KEYS[4]) or queue_depth(a.queue)
     if type(now) ~= 'number' then return { 'bad', KEYS[4] .. ': ' .. now.err } end
-    depth[where] = now
+    depth[where], new[where] = now, 0
   end
-  depth[where] = depth[where] + 1
-  if depth[where] > limit then return { 'full', a.due and 'the schedule' or a.queue, depth[where] - 1 } end
+  new[where] = new[where] + 1
+  if depth[where] + new[where] > limit then return { 'full', a.due and 'the schedule' or a.queue, depth[where] } end
   local length = a.due and 0 or try('XLEN', a.stream)
   if failed(length) then return { 'bad', a.stream .. ': ' .. length.err } end
   return nil
@@ -89,12 +91,8 @@ local function write(a)
   optional('expires_at_ms', a.expires_ms ~= '' and string.format('%.0f', NOW + tonumber(a.expires_ms)) or a.expires_at_ms)
   call('HSET', a.record, unpack(fields))
   keep(a.id, a.due)
-  if a.key ~= '' then
-    local seconds = math.max(IDEM_TTL_S, KEEP_S) + (a.due and math.ceil((a.due - NOW) / 1000) or 0)
-    call('SET', a.idempotency, idempotency_value(a.id, 'processing', a.hash), 'EX', string.format('%.0f', seconds))
-  end
+  if a.key ~= '' then hold_idempotency(a.idempotency, a.id, a.hash, a.due) end
   try('ZADD', KEYS[2], NOWS, a.id)
-  if not a.due then hint(a.queue, tonumber(a.priority)) end
   emit('TASK_QUEUED', a.id, a.queue, a.kind, '1', '', a.due and '{"due_at_ms":' .. due .. '}' or nil)
 end
 
@@ -102,6 +100,7 @@ for k = 1, n do
   local a = arguments(k)
   local known = existing(a)
   if known and known[1] == 'conflict' then return { 'conflict', known[2], k - 1 } end
+  if known and known[1] == 'bad' then return known end
   if not known then
     local refusal = room(a)
     if refusal then return refusal end
@@ -113,16 +112,19 @@ for k = 1, n do
   for i = 1, 3 do reply[#reply + 1] = known[i] end
 end
 
-local bells = {}
 for i = 1, #todo do write(todo[i]) end
+local queues, streams, bells = {}, {}, {}
 for i = 1, #todo do
   local a = todo[i]
-  if not depth['+' .. a.queue] then
-    depth['+' .. a.queue] = true
-    try('SADD', KEYS[3], a.queue)
+  queues[a.queue] = true
+  if not a.due then
+    streams[a.stream] = a
+    bells[a.bell] = (bells[a.bell] or 0) + 1
   end
-  if not a.due then bells[a.bell] = (bells[a.bell] or 0) + 1 end
 end
+-- The names first: whether hints are needed depends on their number.
+for queue in pairs(queues) do try('SADD', KEYS[3], queue) end
+for _, a in pairs(streams) do hint(a.queue, tonumber(a.priority)) end
 for bell, tokens in pairs(bells) do ring(bell, tokens) end
 if #todo > 0 then try('ZREMRANGEBYRANK', KEYS[2], 0, -RECENT_MAX - 1) end
 return reply

@@ -1,14 +1,31 @@
 --!include sweeping
--- A supervisor takes its leave: its record, its bell, and its consumers with nothing pending. What is pending stays where it is.
+-- A supervisor takes its leave: what lies in its park is anybody's at once, its record goes, its bell, and its consumers with nothing pending.
 -- KEYS: nil, its hash, workers, its bell, then the streams of its queues.
--- ARGV: event base, worker_id.
+-- ARGV: event base, worker_id, park.
 -- Returns: consumers deleted.
 -- Atomic because a consumer is deleted only if nothing is pending for it in that same step (R15).
 unrefusable()
-local worker = ARGV[2]
+local worker, park = ARGV[2], ARGV[3]
+
+-- Its children are gone: others need not wait for its lease to run out.
+local function open_park(stream)
+  local start = '-'
+  while true do
+    local pending = try('XPENDING', stream, GROUP, start, '+', 100, park)
+    if failed(pending) or #pending == 0 then return end
+    for i = 1, #pending do
+      try('XCLAIM', stream, GROUP, park, 0, pending[i][1], 'TIME', 0, 'JUSTID')
+      start = '(' .. pending[i][1]
+    end
+  end
+end
+
 local deleted = 0
 for i = 5, #KEYS do
-  deleted = deleted + sweep(KEYS[i], 1000, function(who) return who == worker end)
+  if try('EXISTS', KEYS[i]) == 1 then
+    open_park(KEYS[i])
+    deleted = deleted + sweep(KEYS[i], 1000, function(who) return who == worker end)
+  end
 end
 try('DEL', KEYS[4])
 try('DEL', KEYS[2])

@@ -18,15 +18,12 @@ local total = tonumber(ARGV[7])
 local at = 8 + total
 local kind, answer = ARGV[at], 'none'
 
--- A success of a delivery that is ours in all three parts is settled here; everything else by _settle.lua.
+-- A success of a delivery that is ours in all three parts is settled here; everything else by _settle.lua, also what has a long history.
 local function settle_ok()
   local v = try('HMGET', KEYS[#KEYS - 1], 'stream', 'entry_id', 'queue', 'task_type', 'attempt', 'started_at_ms', 'idempotency_key', 'created_at_ms',
     'due_at_ms', 'status', 'delivery', 'consumer')
-  if v[10] ~= 'running' or v[2] ~= ARGV[at + 3] or v[1] ~= ARGV[at + 2] or v[11] ~= ARGV[at + 4] or v[12] ~= consumer then return false end
-  if #v[11] > 1 then
-    local old = tonumber(v[11]) - 20
-    if old > 0 then try('HDEL', KEYS[#KEYS - 1], 'execution:' .. old) end
-  end
+  if v[10] ~= 'running' or v[2] ~= ARGV[at + 3] or v[1] ~= ARGV[at + 2] or v[11] ~= ARGV[at + 4] or v[12] ~= consumer
+    or #v[11] > 1 and tonumber(v[11]) > 20 then return false end
   succeed(ARGV[at + 1], ARGV[at + 4], v, worker, consumer, ARGV[at + 5], ARGV[at + 6], ARGV[at + 7], ARGV[at + 8], ARGV[at + 9])
   return true
 end

@@ -1,4 +1,4 @@
-"""`dtq demo`: a real job on a private Redis, with everything that goes wrong at night going wrong on the way."""
+"""`dtq demo`: a real job on a private Redis, with what goes wrong at night going wrong on the way."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def _limit_of_environment() -> int | None:
 
 
 def standard_library() -> list[Path]:
-    """Every Python source file of the running interpreter's standard library, its tests too, without installed packages."""
+    """Every source file of this interpreter's standard library, its tests too, without installed packages."""
     root = Path(sysconfig.get_path("stdlib"))
     skipped = {"site-packages", "dist-packages", "__pycache__"}
     return sorted(path for path in root.rglob("*.py") if not skipped & set(path.parts) and path.is_file())
@@ -74,10 +74,9 @@ def supervisor(url: str, procs: int, folder: Path) -> Iterator[subprocess.Popen[
     log = folder / "supervisor.log"
     command = [sys.executable, "-m", "dtq_supervisor", "dtq_supervisor.tools.demo_tasks:app"]
     command += ["--procs", str(procs), "--queues", "demo", "--redis-url", url]
-    environ = {**os.environ, "DTQ_DEMO_PID": str(os.getpid())}
     with log.open("wb") as err:
         process = subprocess.Popen(
-            command, stdin=subprocess.DEVNULL, stderr=err, cwd=folder, env=environ, process_group=0
+            command, stdin=subprocess.DEVNULL, stderr=err, cwd=folder, process_group=0
         )
     try:
         yield process
@@ -123,14 +122,12 @@ def _job(url: str, process: subprocess.Popen[bytes], files: list[Path], procs: i
 
 
 def _left_running() -> list[str]:
-    """What still runs of all that the supervisor started, found by a variable they inherited: nothing, if it kept its word."""
-    found = []
+    """Processes with our titles in this session: none, if the supervisor kept its word."""
+    found, session = [], os.getsid(0)
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
             with contextlib.suppress(OSError):
-                title = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
-                environ = (entry / "environ").read_bytes()
-                mine = f"DTQ_DEMO_PID={os.getpid()}".encode() in environ.split(b"\0")
-                if mine and int(entry.name) != os.getpid():
+                title = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace").strip()
+                if title.startswith("dtq-") and os.getsid(int(entry.name)) == session:
                     found.append(f"{entry.name} {title}")
     return found

@@ -136,10 +136,10 @@ class SmallSupervisor:
         found = Verdict(verdict) if verdict else None  # type: ignore[arg-type]
         return cause(end, self.board.read_row(slot), found, oom, self.dumps.read(slot))
 
-    def limit(self, pid: int, what: int, soft: int) -> int:
+    def limit(self, pid: int, kind: int, soft: int) -> int:
         """Sets another process's soft limit; returns the old one."""
-        old, hard = resource.prlimit(pid, what)
-        resource.prlimit(pid, what, (soft, hard))
+        old, hard = resource.prlimit(pid, kind)
+        resource.prlimit(pid, kind, (soft, hard))
         return old
 
     def steal(self, pid: int) -> int:

@@ -421,7 +421,7 @@ def test_three_hundred_children_of_a_template_with_a_noisy_thread(tmp_path: Path
             for slot in range(8):
                 stand.fork(generation=1, slot=slot, life=ended)
             ended += 8
-            until(lambda ended=ended: len(stand.ended()) == ended, 20, stand.log)  # type: ignore[misc]
+            until(lambda ended=ended: len(stand.ended()) == ended, 20, tell(stand))  # type: ignore[misc]
 
         assert {end["code"] for end in stand.ended()} == {0}
         assert not gone(pid)
@@ -491,7 +491,7 @@ def test_a_retired_template_lives_until_its_last_child_is_gone(stand: Stand) -> 
 def test_a_fork_that_fails_is_told_and_the_next_one_works(stand: Stand) -> None:
     pid = stand.template_of("idle")
     stand.message("imported")
-    before = stand.limit(pid=pid, what=resource.RLIMIT_NOFILE, soft=3)
+    before = stand.limit(pid=pid, kind=resource.RLIMIT_NOFILE, soft=3)
 
     stand.fork(generation=1, slot=0, life=1)
 
@@ -499,7 +499,7 @@ def test_a_fork_that_fails_is_told_and_the_next_one_works(stand: Stand) -> None:
     assert (failed["slot"], failed["life"]) == (0, 1)
     assert "Too many open files" in failed["error"]
     assert stand.template(generation=1)["unanswered"] == []
-    stand.limit(pid=pid, what=resource.RLIMIT_NOFILE, soft=before)
+    stand.limit(pid=pid, kind=resource.RLIMIT_NOFILE, soft=before)
     assert stand.birth(life=2)
 
 

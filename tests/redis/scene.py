@@ -1,4 +1,5 @@
-"""A stage for the table tests of scripts: one server, some supervisors and children that are only names, and hands to age what lies there."""
+"""A stage for table tests of scripts: one server, supervisors and children that are only names, and hands
+to age what lies there."""
 
 from __future__ import annotations
 
@@ -21,6 +22,7 @@ from tests.support.servers import RedisServer
 from tests.support.snapshot import Places, snapshot
 
 US, THEM = "us-1-aa", "them-2-bb"
+QUEUES = ("default", "images")
 
 
 class Calls:
@@ -68,11 +70,11 @@ class Scene:
 
     # -- who acts
 
-    def line(self, worker: str = US, queues: Sequence[str] = ("default",)) -> Line:
+    def line(self, worker: str = US, queues: Sequence[str] = QUEUES) -> Line:
         self._links.append(open_link(self.server.url))
         return Line(self._links[-1], self.scripts, worker, tuple(queues), self.calls)
 
-    def child(self, worker: str, slot: int = 0, life: int = 1, queues: Sequence[str] = ("default",)) -> Turns:
+    def child(self, worker: str, slot: int = 0, life: int = 1, queues: Sequence[str] = QUEUES) -> Turns:
         name = consumer(worker, slot, life)
         if name not in self._turns:
             self._turns[name] = Turns(self._links[0], self.keys, self.settings, worker, name, queues)
@@ -101,14 +103,22 @@ class Scene:
 
     def hold(self, worker: str, task_id: str, slot: int = 0, life: int = 1) -> Token:
         """That child reads the entry and does not begin it: held, or the claim of another program."""
-        stream = self.record(task_id)["stream"]
+        return self.hold_all(worker, [task_id], slot, life)[0]
+
+    def hold_all(self, worker: str, task_ids: Sequence[str], slot: int = 0, life: int = 1) -> list[Token]:
+        """The same with the next entries of one band, which are those of `task_ids`."""
+        stream = self.record(task_ids[0])["stream"]
         name = consumer(worker, slot, life)
         if not self.server.cli("XINFO", "GROUPS", stream):
             self.server.cli("XGROUP", "CREATE", stream, GROUP, "0")
-        words = ("XREADGROUP", "GROUP", GROUP, name, "COUNT", 1, "STREAMS", stream, ">")
-        entry_id, flat = self.server.cli(*words)[0][1][0]
-        assert task_id.encode() in flat
-        return Token(task_id, stream, text(entry_id), 0, name)
+        words = ("XREADGROUP", "GROUP", GROUP, name, "COUNT", len(task_ids), "STREAMS", stream, ">")
+        entries = self.server.cli(*words)[0][1]
+        found = [text(flat[flat.index(b"task_id") + 1]) for _, flat in entries]
+        assert found == list(task_ids)
+        return [
+            Token(task_id, stream, text(entry_id), 0, name)
+            for task_id, (entry_id, _) in zip(task_ids, entries, strict=True)
+        ]
 
     def age(self, token: Token, ms: int) -> None:
         """Its owner has not been heard of for so long."""
@@ -119,6 +129,13 @@ class Scene:
     def touch(self, task_id: str, ms_ago: int) -> None:
         """The record was last written so long ago."""
         self.redis.hset(self.keys.task(task_id), "updated_at_ms", self.now_ms() - ms_ago)
+
+    def make_due(self, task_id: str, ms_ago: int = 0) -> None:
+        """A task in the schedule has been due for so long."""
+        due = self.now_ms() - ms_ago
+        self.redis.hset(self.keys.task(task_id), "due_at_ms", due)
+        self.redis.zadd(self.keys.schedule, {task_id: due}, xx=True)
+        self.redis.zadd(self.keys.claimed, {task_id: due}, xx=True)
 
     def fill_memory(self) -> None:
         """From now on every write that may be refused is."""

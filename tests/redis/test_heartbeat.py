@@ -176,7 +176,7 @@ def test_without_its_record_an_entry_that_is_pending_for_us_is_kept(scene: Scene
 
 
 def test_each_of_many_is_answered_in_its_place(scene: Scene) -> None:
-    tokens = [scene.hold(US, task_id) for task_id in scene.enqueue(450)]
+    tokens = scene.hold_all(US, scene.enqueue(450))
     scene.server.cli("XACK", tokens[0].stream, "workers", tokens[250].entry_id)
     words = renew(scene, *(holding(token, held=True) for token in tokens))
     assert len(words) == 450

@@ -77,11 +77,15 @@ def test_a_farewell_takes_its_names_and_nothing_that_is_pending(scene: Scene) ->
     assert scene.events() == []
 
 
-def test_the_park_goes_only_when_it_is_empty(scene: Scene) -> None:
-    token = scene.hold(US, scene.enqueue()[0])
-    scene.server.cli("XCLAIM", token.stream, "workers", at_park(US), 0, token.entry_id, "JUSTID")
+def test_what_lies_in_the_park_stays_there_and_is_anybodys_at_once(scene: Scene) -> None:
+    tokens = scene.hold_all(US, scene.enqueue(130))
+    for token in tokens:
+        scene.redis.xclaim(token.stream, "workers", at_park(US), 0, [token.entry_id], justid=True)
     say_farewell(scene.line())
-    assert scene.owner(token) == at_park(US)
+    pending = scene.places().pending
+    assert {each.consumer for each in pending} == {at_park(US)}
+    assert min(each.idle_ms for each in pending) > 1_000_000_000
+    assert len(pending) == 130
 
 
 def test_a_full_redis_knows_its_workers(scene: Scene) -> None:

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from dtq_child.outcome import Returned, decide
 from dtq_child.outcome import Facts as OutcomeFacts
+from dtq_child.outcome import Returned, decide
 from dtq_child.retry import DEFAULT_RETRY
 from dtq_child.row import Counters, Execution, Phase, Row
 from dtq_child.task import Token
@@ -361,8 +361,7 @@ def test_a_clean_end_leaves_no_name_behind(scene: Scene) -> None:
 
 
 def test_more_than_one_call_holds_is_ended_all_the_same(scene: Scene) -> None:
-    for task_id in scene.enqueue(300):
-        scene.hold(US, task_id)
+    scene.hold_all(US, scene.enqueue(300))
     settled = settle(scene, death())
     assert settled.counts["parked"] == 300
     assert scene.consumers(scene.keys.stream("default", 5)) == {at_park(US)}

@@ -171,6 +171,22 @@ def test_failed_boots_are_tried_again_after_a_growing_pause() -> None:
     assert pauses[-1] == BACKOFF_MOST_S
 
 
+def test_children_killed_from_outside_while_they_boot_are_soon_replaced_unless_it_goes_on() -> None:
+    pool = Pool.of(1, Policy())
+    step(pool, 0.0, Begin())
+    step(pool, 0.0, TemplateUp(1))
+    now, pauses = 0.0, []
+    for life in range(1, 9):
+        step(pool, now, Forked(0, life, 100 + life))
+        step(pool, now, Exited(0, life, 100 + life, None, 9))
+        ((at, event),) = alarms(pool)
+        pauses.append(at - now)
+        now = at
+        step(pool, now, event)
+    assert max(pauses[:5]) < 0.1
+    assert pauses[5:] == pytest.approx([16.0, 30.0, 30.0])
+
+
 def test_a_fork_that_failed_is_a_failed_boot() -> None:
     pool = Pool.of(1, Policy())
     step(pool, 0.0, Begin())

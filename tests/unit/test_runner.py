@@ -5,124 +5,26 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import datetime
-import json
-import logging
 import os
-import random
-import signal
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
-from pathlib import Path
-from types import FrameType
 from typing import Any
 
 import pytest
 
-from dtq_child import guards, interrupter, loop, raised, runner
-from dtq_child.app import App
 from dtq_child.context import current_task
 from dtq_child.errors import RejectTask, RetryTask, ShutdownRequested, SoftTimeout, TaskCancelled
-from dtq_child.guards import Guards
 from dtq_child.retry import Backoff, RetryPolicy
-from dtq_child.runner import Runner
-from dtq_child.scoreboard import Execution, Order, Phase, Scoreboard
-from dtq_child.settings import defaults
+from dtq_child.scoreboard import Execution, Order, Phase
 from dtq_child.signals import SOFT_SIGNAL
-from dtq_child.task import Token
-from dtq_child.turns import Delivery, Outcome
-from tests.support.waiting import until
-
-STREAM = "dtq:stream:default:p5"
-HELD_FILES = {module.__file__ for module in (runner, interrupter, guards, loop, raised)}
-
-DELIVERY = Delivery(
-    token=Token("018f", STREAM, "1-0", 1, "host-1-ab:0.1"),
-    queue="default",
-    priority=5,
-    task_type="handler",
-    payload=b"{}",
-    attempt=1,
-    max_attempts=None,
-    crashes=0,
-    max_crashes=None,
-    timeout_ms=None,
-    soft_timeout_ms=None,
-    retry=b"",
-    metadata=b"",
-    trace="",
-    first_unknown_ms=None,
-    redelivered=False,
-    idempotency_key="",
-    store_result=True,
-    waited_ms=0,
-)
-
-
-@dataclass
-class Bench:
-    """A runner over real shared memory, with the supervisor's hand on the other half of the row."""
-
-    app: App
-    board: Scoreboard
-    runner: Runner
-    stopping: bool = False
-
-    def handle(self, handler: Callable[..., Any], name: str = "handler", **options: Any) -> None:
-        self.app.tasks.pop(name, None)
-        self.app.task(name=name, **options)(handler)
-
-    def run(self, handler: Callable[..., Any] | None = None, **changes: Any) -> Outcome:
-        if handler is not None:
-            self.handle(handler)
-        return self.runner.run(replace(DELIVERY, **changes), claim_sent=1.5)
-
-    def now(self) -> Execution:
-        """What the supervisor sees in the row while a task executes."""
-        row = self.board.read_row(0)
-        assert row is not None
-        assert row.phase is Phase.EXECUTING
-        assert row.execution is not None
-        return row.execution
-
-    def order(self, kind: Order, seq: int | None = None) -> None:
-        """As the supervisor does it: the order into the row, then the signal."""
-        self.board.order(0, kind, self.now().seq if seq is None else seq)
-        os.kill(os.getpid(), SOFT_SIGNAL)
-
-    def phase(self) -> Phase:
-        row = self.board.read_row(0)
-        assert row is not None
-        return row.phase
+from tests.unit.runner_bench import DELIVERY, STREAM, Bench, runner_bench, value_of
 
 
 @pytest.fixture
 def bench() -> Iterator[Bench]:
-    threads = threading.active_count()
-    before = {number: signal.getsignal(number) for number in signal.valid_signals()}
-    board = Scoreboard.create(1)
-    board.reset_row(0, 1, may_claim=True)
-    app = App()
-    bench = Bench(app, board, None)  # type: ignore[arg-type]
-    bench.runner = Runner(app, defaults(), board.child_row(0), lambda: bench.stopping)
-    try:
+    with runner_bench() as bench:
         yield bench
-    finally:
-        bench.runner.close()
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        for number, handler in before.items():
-            if handler is not None and signal.getsignal(number) is not handler:
-                signal.signal(number, handler)
-        os.close(board.fd)
-        until(lambda: threading.active_count() <= threads, 5, "a thread of the event loop's pool stays")
-
-
-def value_of(outcome: Outcome) -> Any:
-    assert outcome.decision.kind == "succeed", outcome
-    assert outcome.result is not None
-    return json.loads(outcome.result.data)
 
 
 # -- what a handler may do
@@ -138,7 +40,7 @@ def test_a_return_value_is_json_in_hand_when_the_row_says_settling(bench: Bench)
     before = time.monotonic()
     outcome = bench.run(handler, payload=b'{"path": "a.jpg"}')
     assert value_of(outcome) == {"path": "a.jpg", "width": 128}
-    assert bench.phase() is Phase.SETTLING
+    assert bench.row().phase is Phase.SETTLING
     assert outcome.token == DELIVERY.token
     assert outcome.max_attempts == 3
     execution = seen[0]
@@ -307,9 +209,7 @@ def test_an_unknown_type_waits_and_is_told_once(bench: Bench, caplog: pytest.Log
     assert "shop.other" in warned[0]
     assert "shop.resize" in warned[0]
     assert "include=" in warned[0]
-    row = bench.board.read_row(0)
-    assert row is not None
-    assert row.counters.unknown_types == 2
+    assert bench.row().counters.unknown_types == 2
 
 
 def test_an_unknown_type_met_long_ago_is_dead_lettered(bench: Bench) -> None:
@@ -424,12 +324,12 @@ def test_hooks_run_inside_the_deadline_and_change_no_outcome(
 
     @bench.app.on_task_start
     def broken_start(task: Any) -> None:
-        told.append(("start", task.id, bench.phase()))
+        told.append(("start", task.id, bench.row().phase))
         raise SystemExit(1)
 
     @bench.app.on_task_end
     def broken_end(task: Any, error: BaseException | None) -> None:
-        told.append(("end", current_task() is task, type(error), bench.phase()))
+        told.append(("end", current_task() is task, type(error), bench.row().phase))
         os.chdir("/")
         raise SoftTimeout("made up by a hook")
 

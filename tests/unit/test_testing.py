@@ -278,7 +278,7 @@ def test_inline_results_may_be_missing_as_in_a_worker() -> None:
             echo.delay("x" * 9000).result(0)
         with pytest.raises(ResultUnavailable, match="store_result=False"):
             echo.options(store_result=False).delay(1).result(0)
-        with pytest.raises(TaskFailed, match="UnknownTaskType: .*load_includes"):
+        with pytest.raises(TaskFailed, match=r"UnknownTaskType: .*load_includes"):
             app.enqueue("of.others", {}).result(0)
         with pytest.raises(TaskNotFound):
             app.handle("nobody").result(0)

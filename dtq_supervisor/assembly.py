@@ -1,0 +1,132 @@
+"""Puts a supervisor together from its settings. Nothing runs before `Supervisor.run`."""
+
+from __future__ import annotations
+
+import os
+import time
+from typing import Any
+
+from dtq_child.connection import REPLY_TIMEOUT_S, Link, open_link
+from dtq_child.keys import Keys
+from dtq_child.scoreboard import Scoreboard
+from dtq_child.scripts import Constants, Scripts
+from dtq_child.settings import Settings
+from dtq_supervisor.burst import Burst
+from dtq_supervisor.cancels import CancelWatch
+from dtq_supervisor.crew import Crew
+from dtq_supervisor.duties import Duties, Duty
+from dtq_supervisor.embedded import EmbeddedRedis
+from dtq_supervisor.ending import Ending
+from dtq_supervisor.hands import Hands
+from dtq_supervisor.heartbeat import Heartbeat
+from dtq_supervisor.inbox import Inbox
+from dtq_supervisor.leader import Leader
+from dtq_supervisor.nursery import Nursery
+from dtq_supervisor.pool import Policy, Pool
+from dtq_supervisor.preflight import Preflight
+from dtq_supervisor.reaper import Reaper
+from dtq_supervisor.reconcile import Reconciler
+from dtq_supervisor.scheduler import Scheduler
+from dtq_supervisor.seat import RedisPulse, Seat
+from dtq_supervisor.settler import Settler
+from dtq_supervisor.signals import SignalNotes
+from dtq_supervisor.supervisor import Supervisor
+from dtq_supervisor.templates import TemplateHandle, start_template
+from dtq_supervisor.term import Term
+
+
+def assemble(
+    settings: Settings,
+    *,
+    procs: int,
+    worker_id: str,
+    signals: SignalNotes,
+    embedded: EmbeddedRedis | None = None,
+) -> Supervisor:
+    """`signals` are installed already; `embedded` runs already, and the settings' URL is its."""
+    pool = Pool.of(procs, policy_of(settings), rows_for(procs))
+    board = Scoreboard.create(rows_for(procs))
+    board.set_claiming(False)  # before Redis has been found fit
+    seat = take_seat(settings, procs, worker_id, board)
+    nursery = Nursery(lambda generation: begin_template(seat, crew, generation), settings.app or "")
+    crew = Crew(board, nursery.processes)
+    if embedded is not None:
+        nursery.processes.add_other("redis", embedded.pid)
+    settler, heartbeat = Settler(seat), Heartbeat(seat)
+    duties = Duties(duties_of(seat, heartbeat, settler), seat.healthy)
+    return Supervisor(
+        seat=seat,
+        pool=pool,
+        crew=crew,
+        nursery=nursery,
+        duties=duties,
+        hands=Hands(seat, crew, nursery, duties, settler),
+        pacemaker=heartbeat,
+        ending=Ending(nursery, duties, settler, heartbeat, embedded),
+        signals=signals,
+    )
+
+
+def take_seat(settings: Settings, procs: int, worker_id: str, board: Scoreboard) -> Seat:
+    def make_link(name: str, reply_timeout_s: float = REPLY_TIMEOUT_S) -> Link:
+        return open_link(settings.redis_url, reply_timeout_s)
+
+    keys = Keys(settings.key_prefix)
+    return Seat(
+        settings=settings,
+        procs=procs,
+        worker_id=worker_id,
+        keys=keys,
+        scripts=Scripts(keys, Constants.of(settings)),
+        scoreboard=board,
+        inbox=Inbox(),
+        redis_ok=RedisPulse(),
+        make_link=make_link,
+        started_at=time.monotonic(),
+    )
+
+
+def duties_of(seat: Seat, heartbeat: Heartbeat, settler: Settler) -> list[Duty]:
+    """In the order in which they start: leases first."""
+    term = Term()
+    duties: list[Duty] = [
+        Preflight(seat),
+        heartbeat,
+        settler,
+        CancelWatch(seat),
+        Reaper(seat, settler.unsettled),
+        Leader(seat, term),
+        Scheduler(seat, term),
+        Reconciler(seat, term),
+    ]
+    return [*duties, Burst(seat)] if seat.settings.burst else duties
+
+
+def policy_of(settings: Settings) -> Policy:
+    return Policy(
+        boot_timeout_s=settings.boot_timeout_s,
+        shutdown_grace_s=settings.shutdown_grace_s,
+        cancel_grace_s=settings.cancel_grace_s,
+        preload=settings.preload,
+    )
+
+
+def rows_for(procs: int) -> int:
+    """A reload boots successors beside the children they are to replace: at most a quarter, at least one."""
+    return procs + max(1, procs // 4)
+
+
+def begin_template(seat: Seat, crew: Crew, generation: int) -> TemplateHandle:
+    """Raises OSError."""
+    settings, board = seat.settings, seat.scoreboard
+    hello: dict[str, Any] = {
+        "supervisor_pid": os.getpid(),
+        "worker_id": seat.worker_id,
+        "generation": generation,
+        "app": settings.app,
+        "preload": settings.preload,
+        "settings": settings.to_json(),
+        "scoreboard": {"fd": board.fd, "rows": board.rows},
+        "dump_fds": crew.dumps.fds,
+    }
+    return start_template(generation, hello)

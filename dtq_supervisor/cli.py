@@ -1,0 +1,147 @@
+"""The daemon's command line, generated from the settings table, and its exit codes (DESIGN §7)."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import dataclasses
+import logging
+import os
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import setproctitle
+
+from dtq_child import prctl
+from dtq_child.errors import BadConfiguration
+from dtq_child.keys import new_worker_id
+from dtq_child.setting import SUPERVISOR
+from dtq_child.settings import Loaded, Settings, describe, load
+from dtq_child.version import VERSION
+from dtq_supervisor import embedded, logs
+from dtq_supervisor.assembly import assemble
+from dtq_supervisor.cpus import default_procs
+from dtq_supervisor.flags import add_arguments
+from dtq_supervisor.logs import say
+from dtq_supervisor.pidfile import Pidfile, PidfileLocked
+from dtq_supervisor.platform_check import unsupported, untested
+from dtq_supervisor.signals import SignalNotes
+
+EXIT_ERROR, EXIT_LOCKED, EXIT_CONFIG = 70, 73, 78
+LOG_CLOSE_S = 0.2
+
+log = logging.getLogger("dtq.supervisor")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs a supervisor and returns its exit code. A wrong command line raises SystemExit(2)."""
+    flags = vars(_parser().parse_args(arguments))
+    if reason := unsupported():
+        return _refuse(reason)
+    try:
+        loaded = load(flags, os.environ, reader=SUPERVISOR, read_text=_read_text)
+    except BadConfiguration as error:
+        return _refuse(*error.problems)
+    if flags["check"]:
+        return _show(loaded)
+    try:
+        with _pidfile(loaded.settings.pidfile):
+            return _supervise(loaded)
+    except PidfileLocked as error:
+        _complain(str(error))
+        return EXIT_LOCKED
+    except BadConfiguration as error:
+        return _refuse(*error.problems)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="dtq-supervisor", description="Keeps a pool of task processes at work.", allow_abbrev=False
+    )
+    add_arguments(parser, SUPERVISOR)
+    return parser
+
+
+@contextlib.contextmanager
+def _pidfile(path: str | None) -> Iterator[None]:
+    if path is None:
+        yield
+        return
+    try:
+        held = Pidfile(path).__enter__()
+    except OSError as error:
+        raise BadConfiguration([f"pidfile {path}: it cannot be written: {error.strerror}"]) from error
+    try:
+        yield
+    finally:
+        held.__exit__(None, None, None)
+
+
+def _supervise(loaded: Loaded) -> int:
+    """From a checked configuration to the exit code."""
+    worker_id = new_worker_id()
+    settings = loaded.settings
+    writer = logs.set_up(settings.log_level, settings.log_format, worker_id)
+    try:
+        return _run(loaded, worker_id)
+    except BadConfiguration:
+        raise
+    except Exception:
+        log.exception("uncaught error: the children finish what they do, and end")
+        return EXIT_ERROR
+    finally:
+        writer.close(LOG_CLOSE_S)
+
+
+def _run(loaded: Loaded, worker_id: str) -> int:
+    setproctitle.setproctitle("dtq-supervisor: master")
+    for warning in loaded.warnings:
+        log.warning("%s", warning)
+    prctl.become_subreaper()
+    signals = SignalNotes()
+    signals.install()
+    redis = embedded.start() if loaded.settings.embedded else None
+    try:
+        settings = _with_redis(loaded.settings, redis)
+        procs, origin = (settings.procs, "as told") if settings.procs else default_procs()
+        _introduce(settings, worker_id, procs, origin)
+        return assemble(settings, procs=procs, worker_id=worker_id, signals=signals, embedded=redis).run()
+    finally:
+        if redis is not None:
+            redis.stop()
+
+
+def _with_redis(settings: Settings, redis: embedded.EmbeddedRedis | None) -> Settings:
+    if redis is None:
+        return settings
+    say("info", "embedded", {"url": redis.url})
+    return dataclasses.replace(settings, redis_url=redis.url)
+
+
+def _introduce(settings: Settings, worker_id: str, procs: int, origin: str) -> None:
+    facts = {"version": VERSION, "app": settings.app, "worker": worker_id, "procs": procs}
+    say("info", "starting", {**facts, "procs_origin": origin})
+    if python := untested():
+        say("warning", "untested_python", {"python": python})
+
+
+def _show(loaded: Loaded) -> int:
+    sys.stdout.write(describe(loaded) + "\n")
+    for warning in loaded.warnings:
+        _complain(warning)
+    return 0
+
+
+def _refuse(*problems: str) -> int:
+    for problem in problems:
+        _complain(problem)
+    return EXIT_CONFIG
+
+
+def _complain(line: str) -> None:
+    sys.stderr.write(f"dtq-supervisor: {line}\n")
+
+
+def _read_text(path: str) -> str:
+    return Path(path).read_text(encoding="utf-8")

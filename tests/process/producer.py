@@ -1,0 +1,59 @@
+"""A producer for stories about supervisors: enqueues by name, and reads records."""
+
+from __future__ import annotations
+
+import json
+import uuid
+from types import TracebackType
+from typing import Any, Self
+
+from dtq_child.broker import Broker
+from dtq_child.settings import defaults
+from dtq_child.task import TERMINAL, Call, Record, Status
+from tests.support.servers import RedisServer
+from tests.support.waiting import until
+
+
+class Producer:
+    def __init__(self, server: RedisServer) -> None:
+        self._broker = Broker(defaults(redis_url=server.url))
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._broker.close()
+
+    def send(
+        self, name: str, arguments: dict[str, Any] | None = None, *, timeout: float = 60.0, **options: Any
+    ) -> str:
+        """Enqueues one probe task and returns its id."""
+        task_id = uuid.uuid4().hex
+        payload = json.dumps(arguments or {}).encode()
+        call = Call(task_id, "default", name, payload, timeout_ms=round(timeout * 1000), **options)
+        self._broker.enqueue([call])
+        return task_id
+
+    def cancel(self, task_id: str) -> str:
+        return self._broker.cancel(task_id)
+
+    def record(self, task_id: str) -> Record:
+        record = self._broker.record(task_id)
+        assert record is not None, f"no record of {task_id}"
+        return record
+
+    def status(self, task_id: str) -> Status | None:
+        return self.record(task_id).status
+
+    def wait(self, task_id: str, status: Status, timeout: float = 10.0) -> Record:
+        """Waits until the task has that status; a record that has ended otherwise is shown."""
+
+        def reached() -> bool:
+            found = self.status(task_id)
+            assert found == status or found not in TERMINAL, self.record(task_id).as_dict()
+            return found == status
+
+        until(reached, timeout, lambda: f"{status} never came: {self.record(task_id).as_dict()}")
+        return self.record(task_id)

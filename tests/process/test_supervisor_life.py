@@ -1,0 +1,611 @@
+"""The life of a whole supervisor: it comes up, kills what hangs, replaces what dies, stops, and says how it went."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from dtq_child.task import Status
+from tests.conftest import ProxyStarter, ServerStarter, SupervisorStarter
+from tests.process.producer import Producer
+from tests.support.ledger import Ledger
+from tests.support.processes import alive, look
+from tests.support.servers import RedisServer
+from tests.support.supervisor import ROOT, SupervisorProcess, slot_of
+from tests.support.waiting import until
+
+TITLE = re.compile(r"dtq-child\[(\d)\] g(\d): (idle|starting|.+ [0-9a-f]{8})")
+
+
+@pytest.fixture
+def producer(redis_server: RedisServer) -> Iterator[Producer]:
+    with Producer(redis_server) as made:
+        yield made
+
+
+@pytest.fixture
+def pool(start_supervisor: SupervisorStarter, redis_server: RedisServer) -> SupervisorProcess:
+    """Two children, ready, with a grace of 10 s."""
+    started = start_supervisor(server=redis_server, flags=["--shutdown-grace", "10"])
+    return started.wait_ready()
+
+
+def started(ledger: Ledger, task_id: str, times: int = 1, timeout: float = 10.0) -> int:
+    """Waits until the task has started so often. Returns the pid that executes it."""
+    until(lambda: len(ledger.starts(task_id)) >= times, timeout, f"{task_id} has not started {times} times")
+    return ledger.starts(task_id)[times - 1].pid
+
+
+def stands_again(pool: SupervisorProcess, without: set[int], timeout: float = 2.0) -> None:
+    """All slots are filled by children that work, and are none of the dead."""
+
+    def full() -> bool:
+        pids = {child.pid for child in pool.tree() if "] g" in child.title and "starting" not in child.title}
+        return len(pids) == pool.procs and not pids & without
+
+    until(full, timeout, pool.describe)
+
+
+# --- coming up
+
+
+def test_one_template_and_every_child_a_leader_below_the_supervisor(pool: SupervisorProcess) -> None:
+    master = look(pool.pid)
+    assert master is not None
+    assert master.title == "dtq-supervisor: master"
+    template = look(pool.template().pid)
+    assert template is not None
+    assert template.title == "dtq-supervisor: template g1"
+    children = [look(pid) for pid in pool.child_pids()]
+    assert len(children) == 2
+    for slot, child in enumerate(children):
+        assert child is not None
+        assert (child.ppid, child.pgid) == (pool.pid, child.pid)
+        assert TITLE.fullmatch(child.title), child.title
+        assert slot_of(child.title) == slot
+    assert {p.pid for p in pool.tree()} == {pool.pid, template.pid, *pool.child_pids()}
+
+
+def test_after_a_stop_nothing_is_left(pool: SupervisorProcess, redis_server: RedisServer) -> None:
+    pids = [process.pid for process in pool.tree()]
+    assert pool.stop(timeout=5) == 0
+    assert not any(alive(pid) for pid in pids)
+    left = {key.decode() for key in redis_server.client().keys("dtq:*")}
+    assert not {key for key in left if key.startswith(("dtq:worker:", "dtq:lock:", "dtq:bell:w:"))}
+
+
+def test_tasks_are_executed(pool: SupervisorProcess, producer: Producer, ledger: Ledger) -> None:
+    ids = [producer.send("note", {"value": n}) for n in range(20)]
+    for task_id in ids:
+        producer.wait(task_id, Status.SUCCEEDED)
+    assert {entry.pid for entry in ledger.entries()} <= set(pool.child_pids())
+
+
+# --- deaths
+
+
+def test_a_busy_child_killed_from_outside_is_replaced_and_its_task_runs_again_within_a_second(
+    pool: SupervisorProcess, producer: Producer, ledger: Ledger, tmp_path: Path
+) -> None:
+    gate = tmp_path / "gate"
+    task_id = producer.send("wait_for_file", {"path": str(gate)})
+    pid = started(ledger, task_id)
+    killed = time.monotonic()
+    os.kill(pid, signal.SIGKILL)
+    started(ledger, task_id, times=2)
+    assert ledger.starts(task_id)[1].monotonic_ns / 1e9 - killed < 1.0
+    stands_again(pool, without={pid})
+    gate.touch()
+    record = producer.wait(task_id, Status.SUCCEEDED)
+    assert (record.number("attempt"), record.number("crashes")) == (1, 1)
+    told = [line for line in pool.log().splitlines() if f"(pid {pid}) died" in line]
+    assert len(told) == 1, told
+    assert task_id in told[0]
+
+
+def test_all_children_killed_at_the_same_instant_are_all_replaced(pool: SupervisorProcess) -> None:
+    for _ in range(5):
+        pids = pool.child_pids()
+        for pid in pids:
+            os.kill(pid, signal.SIGKILL)
+        stands_again(pool, without=set(pids))
+    assert pool.exit_code is None
+
+
+def test_a_dead_template_is_replaced_and_its_children_go_on(
+    pool: SupervisorProcess, producer: Producer, ledger: Ledger, tmp_path: Path
+) -> None:
+    gate = tmp_path / "gate"
+    task_id = producer.send("wait_for_file", {"path": str(gate)})
+    pid = started(ledger, task_id)
+    old = pool.template()
+    old.kill()
+    until(lambda: [t.pid for t in pool.templates() if t.pid != old.pid], 10, pool.describe)
+    gate.touch()
+    producer.wait(task_id, Status.SUCCEEDED)
+    assert len(ledger.starts(task_id)) == 1
+    # The next child comes from the new one.
+    until(lambda: "template g2" in pool.log() and "imported" in pool.log().split("template g2")[-1], 10)
+    os.kill(pid, signal.SIGKILL)
+    stands_again(pool, without={pid})
+    until(lambda: any(" g2: " in p.title for p in pool.tree() if p.title.startswith("dtq-child")), 5)
+
+
+# --- timeouts and cancel
+
+
+def test_a_handler_stuck_in_c_code_is_killed_in_time_and_its_stack_is_in_the_record(
+    pool: SupervisorProcess, producer: Producer, ledger: Ledger
+) -> None:
+    task_id = producer.send("gil_sleep", {"seconds": 60}, timeout=0.8, max_attempts=1)
+    pid = started(ledger, task_id)
+    begun = ledger.starts(task_id)[0].monotonic_ns / 1e9
+    until(lambda: not alive(pid), 5, "never killed", interval=0.002)
+    late = time.monotonic() - begun - 0.8
+    assert -0.1 < late < 0.5, f"killed {late:.3f} s after the deadline"
+    record = producer.wait(task_id, Status.DEAD_LETTERED)
+    assert record.get("last_error_class") == "TaskTimeout"
+    assert "sleep_in_c" in record.get("traceback"), record.as_dict()
+    assert record.number("crashes") == 0
+    stands_again(pool, without={pid})
+
+
+def test_a_short_timeout_is_seen_in_time_too(
+    pool: SupervisorProcess, producer: Producer, ledger: Ledger
+) -> None:
+    lates = []
+    for _ in range(5):
+        task_id = producer.send("gil_sleep", {"seconds": 60}, timeout=0.1, max_attempts=1)
+        pid = started(ledger, task_id)
+        begun = ledger.starts(task_id)[0].monotonic_ns / 1e9
+        until(lambda pid=pid: not alive(pid), 5, "never killed", interval=0.002)  # type: ignore[misc]
+        lates.append(time.monotonic() - begun - 0.1)
+    assert max(lates) < 0.5, lates
+
+
+def test_timeouts_are_enforced_with_redis_away(
+    start_supervisor: SupervisorStarter, fresh_redis: RedisServer, ledger: Ledger
+) -> None:
+    pool = start_supervisor(server=fresh_redis).wait_ready()
+    with Producer(fresh_redis) as producer:
+        task_id = producer.send("gil_sleep", {"seconds": 60}, timeout=1.5, max_attempts=1)
+        pid = started(ledger, task_id)
+        fresh_redis.pause()
+        begun = ledger.starts(task_id)[0].monotonic_ns / 1e9
+        until(lambda: not alive(pid), 5, "never killed", interval=0.002)
+        assert time.monotonic() - begun < 1.5 + 0.5
+        stands_again(pool, without={pid})
+        fresh_redis.resume()
+        record = producer.wait(task_id, Status.DEAD_LETTERED, timeout=15)
+        assert record.get("last_error_class") == "TaskTimeout"
+
+
+def test_a_soft_timeout_comes_first(pool: SupervisorProcess, producer: Producer, ledger: Ledger) -> None:
+    task_id = producer.send("sleep", {"seconds": 30}, soft_timeout_ms=300, max_attempts=1)
+    pid = started(ledger, task_id)
+    record = producer.wait(task_id, Status.DEAD_LETTERED)
+    assert "SoftTimeout" in record.get("last_error_class")
+    assert [e.facts["error"] for e in ledger.notes(task_id, "raised")] == ["SoftTimeout"]
+    assert alive(pid)
+
+
+def test_a_cancelled_task_is_told_and_one_that_does_not_listen_is_killed(
+    start_supervisor: SupervisorStarter, redis_server: RedisServer, producer: Producer, ledger: Ledger
+) -> None:
+    env = {"DTQ_CANCEL_GRACE_S": "0.5"}
+    pool = start_supervisor(server=redis_server, env=env).wait_ready()
+    listens = producer.send("sleep", {"seconds": 30})
+    deaf = producer.send("gil_sleep", {"seconds": 30})
+    polite, stubborn = started(ledger, listens), started(ledger, deaf)
+    assert [producer.cancel(task_id) for task_id in (listens, deaf)] == ["stopping", "stopping"]
+    until(lambda: ledger.notes(listens, "raised"), 3, pool.describe)
+    assert ledger.notes(listens, "raised")[0].facts["error"] == "TaskCancelled"
+    until(lambda: not alive(stubborn), 5, pool.describe)
+    assert alive(polite)
+    assert [producer.status(task_id) for task_id in (listens, deaf)] == [Status.CANCELLED] * 2
+    stands_again(pool, without={stubborn})
+
+
+# --- the stop
+
+
+@pytest.mark.parametrize("whole_group", [False, True])
+def test_running_tasks_finish_after_term_and_nothing_new_starts(
+    pool: SupervisorProcess, producer: Producer, ledger: Ledger, whole_group: bool
+) -> None:
+    running = [producer.send("sleep", {"seconds": 1.0}) for _ in range(2)]
+    for task_id in running:
+        started(ledger, task_id)
+    waiting = [producer.send("sleep", {"seconds": 1.0}) for _ in range(3)]
+    if whole_group:  # as a container or a terminal does it
+        for process in pool.tree():
+            os.kill(process.pid, signal.SIGTERM)
+    else:
+        pool.signal(signal.SIGTERM)
+    assert pool.wait(timeout=8) == 0
+    assert [producer.status(task_id) for task_id in running] == [Status.SUCCEEDED] * 2
+    assert [producer.status(task_id) for task_id in waiting] == [Status.QUEUED] * 3
+    assert [len(ledger.starts(task_id)) for task_id in waiting] == [0, 0, 0]
+
+
+def test_tasks_that_outlast_the_grace_are_killed_and_given_back_and_the_exit_code_says_so(
+    start_supervisor: SupervisorStarter, redis_server: RedisServer, producer: Producer, ledger: Ledger
+) -> None:
+    pool = start_supervisor(server=redis_server, flags=["--shutdown-grace", "1"]).wait_ready()
+    ids = [producer.send("swallow", {"kind": "BaseException", "seconds": 60}) for _ in range(2)]
+    for task_id in ids:
+        started(ledger, task_id)
+    begun = time.monotonic()
+    assert pool.stop(timeout=5) == 1
+    assert 1.0 <= time.monotonic() - begun < 3.0
+    for task_id in ids:
+        record = producer.record(task_id)
+        assert record.status == Status.QUEUED
+        assert (record.number("attempt"), record.number("crashes")) == (1, 0)
+    other = start_supervisor(server=redis_server, flags=["--shutdown-grace", "0"]).wait_ready()
+    for task_id in ids:
+        started(ledger, task_id, times=2, timeout=3)
+    other.stop()
+
+
+def test_handlers_are_told_before_the_grace_ends(
+    start_supervisor: SupervisorStarter, redis_server: RedisServer, producer: Producer, ledger: Ledger
+) -> None:
+    pool = start_supervisor(server=redis_server, flags=["--shutdown-grace", "2"]).wait_ready()
+    task_id = producer.send("sleep", {"seconds": 60})
+    started(ledger, task_id)
+    pool.stop(timeout=5)
+    assert [e.facts["error"] for e in ledger.notes(task_id, "raised")] == ["ShutdownRequested"]
+
+
+def test_copies_of_term_are_one_request_and_a_later_one_means_now(
+    pool: SupervisorProcess, producer: Producer, ledger: Ledger
+) -> None:
+    task_id = producer.send("sleep", {"seconds": 60})
+    pid = started(ledger, task_id)
+    pool.signal(signal.SIGTERM)
+    until(lambda: "stopping (graceful)" in pool.log(), 5, pool.describe)
+    asked = time.monotonic()
+    pool.signal(signal.SIGINT)
+    until(lambda: "signal SIGINT" in pool.log(), 5, pool.describe)
+    assert alive(pid)
+    until(lambda: time.monotonic() - asked > 1.1, 2)
+    pool.signal(signal.SIGTERM)
+    assert pool.wait(timeout=3) == 1
+    assert producer.status(task_id) == Status.QUEUED
+
+
+def test_quit_is_at_once(pool: SupervisorProcess, producer: Producer, ledger: Ledger) -> None:
+    task_id = producer.send("sleep", {"seconds": 60})
+    started(ledger, task_id)
+    begun = time.monotonic()
+    pool.signal(signal.SIGQUIT)
+    assert pool.wait(timeout=3) == 1
+    assert time.monotonic() - begun < 2.0
+    record = producer.record(task_id)
+    assert (record.status, record.number("crashes")) == (Status.QUEUED, 0)
+
+
+@pytest.mark.parametrize("fault", ["paused", "stopped"])
+def test_a_stop_is_over_in_time_with_redis_away(
+    start_supervisor: SupervisorStarter, fresh_redis: RedisServer, ledger: Ledger, fault: str
+) -> None:
+    pool = start_supervisor(server=fresh_redis, flags=["--shutdown-grace", "1"]).wait_ready()
+    with Producer(fresh_redis) as producer:
+        started(ledger, producer.send("gil_sleep", {"seconds": 60}))
+    fresh_redis.pause() if fault == "paused" else fresh_redis.stop()
+    begun = time.monotonic()
+    assert pool.stop(timeout=6) == 1
+    assert time.monotonic() - begun < 3.0 + 0.3  # the interpreter's own end is not in the promise's budget
+
+
+def test_helpers_in_sessions_of_their_own_end_with_the_supervisor(
+    pool: SupervisorProcess, producer: Producer
+) -> None:
+    task_id = producer.send("grandchild_own_session", {"seconds": 600})
+    producer.wait(task_id, Status.SUCCEEDED)
+    helpers = [p for p in pool.tree() if "sleep" in p.title and not p.title.startswith("dtq")]
+    assert pool.stop(timeout=5) == 0
+    assert helpers
+    assert not any(alive(helper.pid) for helper in helpers)
+
+
+# --- other signals
+
+
+def test_signals_without_a_meaning_change_nothing(pool: SupervisorProcess) -> None:
+    pids = pool.child_pids()
+    for number in (signal.SIGUSR1, signal.SIGHUP, signal.SIGCHLD):
+        pool.signal(number)
+    until(lambda: "reload is not available" in pool.log(), 5, pool.describe)
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1):
+        for pid in [*pids, pool.template().pid]:
+            os.kill(pid, number)
+    assert pool.child_pids() == pids
+    assert pool.exit_code is None
+
+
+def test_usr2_shows_where_all_children_are(
+    pool: SupervisorProcess, producer: Producer, ledger: Ledger
+) -> None:
+    pid = started(ledger, producer.send("gil_sleep", {"seconds": 3}))
+    pool.signal(signal.SIGUSR2)
+    until(lambda: pool.log().count("stacks of child") == 2, 5, pool.describe)
+    (stuck,) = (
+        line for line in pool.log().splitlines() if "stacks of child" in line and f"pid {pid}" in line
+    )
+    assert "sleep_in_c" in stuck
+
+
+def test_a_storm_of_signals_loses_none(pool: SupervisorProcess) -> None:
+    for n in range(200):
+        pool.signal((signal.SIGHUP, signal.SIGUSR1, signal.SIGCHLD)[n % 3])
+    os.kill(pool.child_pids()[0], signal.SIGKILL)
+    assert pool.stop(timeout=5) == 0
+
+
+def test_a_supervisor_that_was_stopped_enforces_what_fell_into_the_gap_a_second_later(
+    pool: SupervisorProcess, producer: Producer, ledger: Ledger
+) -> None:
+    """Its children are stopped with it; the handler that would end within a second is let."""
+    ends = producer.send("sleep", {"seconds": 0.6}, timeout=1.5)
+    hangs = producer.send("gil_sleep", {"seconds": 60}, timeout=1.5, max_attempts=1)
+    pids = [started(ledger, ends), started(ledger, hangs), pool.pid]
+    for pid in pids:
+        os.kill(pid, signal.SIGSTOP)
+    stopped_at = time.monotonic()
+    until(lambda: time.monotonic() - stopped_at > 3.0, 5)
+    for pid in reversed(pids):
+        os.kill(pid, signal.SIGCONT)
+    producer.wait(ends, Status.SUCCEEDED)
+    producer.wait(hangs, Status.DEAD_LETTERED)
+    assert "the main loop did not run" in pool.log()
+
+
+# --- exit codes
+
+
+BROKEN = {
+    "raises": "import nothing_of_that_name",
+    "syntax": "def",
+    "exits": "raise SystemExit(0)",
+    "segfaults": "import ctypes; ctypes.string_at(0)",
+}
+
+
+def run(folder: Path, *arguments: str, **env: str) -> subprocess.CompletedProcess[str]:
+    clean = {name: value for name, value in os.environ.items() if not name.startswith("DTQ_")}
+    return subprocess.run(
+        [sys.executable, "-m", "dtq_supervisor", *arguments],
+        cwd=folder,
+        env={**clean, "PYTHONPATH": str(ROOT), **env},
+        capture_output=True,
+        text=True,
+        timeout=20,
+        check=False,
+    )
+
+
+@pytest.mark.parametrize("preload", [True, False])
+@pytest.mark.parametrize("how", BROKEN)
+def test_an_application_that_cannot_be_imported_ends_it_with_4(
+    tmp_path: Path, redis_server: RedisServer, how: str, preload: bool
+) -> None:
+    if how == "segfaults" and not preload:
+        pytest.skip("a child that dies of a signal is backed off")
+    (tmp_path / "broken.py").write_text(BROKEN[how])
+    flags = [] if preload else ["--no-preload"]
+    done = run(tmp_path, "broken:app", "--procs", "2", "--redis-url", redis_server.url, *flags)
+    assert done.returncode == 4, done.stderr
+    assert "cannot be imported" in done.stderr
+    if how == "raises":
+        assert "nothing_of_that_name" in done.stderr
+
+
+@pytest.mark.parametrize("flags", [[], ["--no-preload"]])
+def test_an_import_that_takes_too_long_ends_it_with_4(
+    tmp_path: Path, redis_server: RedisServer, flags: list[str]
+) -> None:
+    (tmp_path / "slow.py").write_text("import time; time.sleep(60)")
+    url = redis_server.url
+    done = run(tmp_path, "slow:app", "--procs", "1", "--redis-url", url, "--boot-timeout", "1.5", *flags)
+    assert done.returncode == 4, done.stderr
+    assert "--boot-timeout" in done.stderr
+
+
+def test_bad_configuration_is_78_with_a_line_for_each_problem(tmp_path: Path) -> None:
+    done = run(tmp_path, "shop.tasks", "--procs", "0", DTQ_TIMEOUT="5")
+    assert done.returncode == 78
+    assert len(done.stderr.splitlines()) == 3, done.stderr
+
+
+def test_a_wrong_flag_is_2(tmp_path: Path) -> None:
+    assert run(tmp_path, "shop:app", "--no-such-flag").returncode == 2
+
+
+def test_check_shows_every_setting_and_imports_nothing(tmp_path: Path) -> None:
+    done = run(tmp_path, "not_there:app", "--check", "--procs", "3", DTQ_MAX_ATTEMPTS="7")
+    assert done.returncode == 0, done.stderr
+    lines = {line.split()[0]: line for line in done.stdout.splitlines()}
+    assert "flag --procs" in lines["procs"]
+    assert "environment DTQ_MAX_ATTEMPTS" in lines["max_attempts"]
+    assert lines["redis_url"].endswith("default")
+
+
+def test_version_is_told(tmp_path: Path) -> None:
+    done = run(tmp_path, "--version")
+    assert (done.returncode, done.stdout.split()[0]) == (0, "dtq")
+
+
+def test_a_pidfile_is_held_while_it_runs(
+    tmp_path: Path, start_supervisor: SupervisorStarter, redis_server: RedisServer
+) -> None:
+    path = tmp_path / "dtq.pid"
+    path.write_text("999999\n")  # of a former life
+    pool = start_supervisor(server=redis_server, flags=["--pidfile", str(path)]).wait_ready()
+    assert path.read_text() == f"{pool.pid}\n"
+    url = redis_server.url
+    second = run(tmp_path, "tests.support.handlers:app", "--pidfile", str(path), "--redis-url", url)
+    assert second.returncode == 73
+    assert str(pool.pid) in second.stderr
+    assert pool.stop(timeout=5) == 0
+    assert not path.exists()
+
+
+REFUSALS = {
+    "password": ({"requirepass": "secret"}, "authentication"),
+    "eviction": ({"maxmemory-policy": "allkeys-lru"}, "--allow-eviction"),
+    "cluster": ({"cluster-enabled": "yes"}, "cluster"),
+}
+
+
+@pytest.mark.parametrize("why", ["eviction", "cluster"])
+def test_a_redis_that_cannot_be_trusted_is_refused_with_69(
+    tmp_path: Path, start_redis: ServerStarter, start_supervisor: SupervisorStarter, why: str
+) -> None:
+    settings, word = REFUSALS[why]
+    server = start_redis(settings=settings)
+    pool = start_supervisor(server=server)
+    assert pool.wait(timeout=10) == 69
+    (line,) = (line for line in pool.log().splitlines() if '"refused"' in line)
+    assert word in line
+
+
+def test_a_wrong_password_is_refused_with_69(
+    start_supervisor: SupervisorStarter, redis_server: RedisServer
+) -> None:
+    url = redis_server.url.replace("redis://", "redis://nobody:wrong@")
+    pool = start_supervisor(server=redis_server, url=url)
+    assert pool.wait(timeout=10) == 69
+    assert "wrong@" not in pool.log()
+
+
+def test_an_evicting_redis_may_be_accepted(
+    start_redis: ServerStarter, start_supervisor: SupervisorStarter
+) -> None:
+    server = start_redis(settings={"maxmemory-policy": "volatile-ttl"})
+    pool = start_supervisor(server=server, flags=["--allow-eviction"]).wait_ready()
+    assert "may evict tasks" in pool.log()
+    assert pool.stop(timeout=5) == 0
+
+
+def test_another_layout_of_the_keys_is_refused_naming_both(
+    start_supervisor: SupervisorStarter, redis_server: RedisServer
+) -> None:
+    redis_server.cli("SET", "dtq:schema", "7.3")
+    pool = start_supervisor(server=redis_server)
+    assert pool.wait(timeout=10) == 69
+    assert "7.3" in pool.log()
+    assert redis_server.cli("GET", "dtq:schema") == b"7.3"
+
+
+def test_a_redis_that_forbids_to_look_is_taken_as_it_is(
+    start_supervisor: SupervisorStarter, redis_server: RedisServer
+) -> None:
+    redis_server.cli("ACL", "SETUSER", "default", "-config", "-info")
+    pool = start_supervisor(server=redis_server).wait_ready()
+    assert pool.stop(timeout=5) == 0
+
+
+def test_a_redis_that_is_not_there_is_waited_for(
+    start_supervisor: SupervisorStarter, redis_server: RedisServer, start_proxy: ProxyStarter, ledger: Ledger
+) -> None:
+    proxy = start_proxy(redis_server.port)
+    proxy.refuse()
+    pool = start_supervisor(server=redis_server, url=proxy.url)
+    until(lambda: len(pool.children()) == 2, 15, pool.describe)
+    with Producer(redis_server) as producer:
+        task_id = producer.send("note", {"value": 1})
+        proxy.heal()
+        producer.wait(task_id, Status.SUCCEEDED)
+
+
+def test_a_supervisor_that_never_met_redis_stops_all_the_same(
+    start_supervisor: SupervisorStarter, redis_server: RedisServer, start_proxy: ProxyStarter
+) -> None:
+    proxy = start_proxy(redis_server.port)
+    proxy.refuse()
+    pool = start_supervisor(server=redis_server, url=proxy.url)
+    until(lambda: len(pool.children()) == 2, 15, pool.describe)
+    assert pool.stop(timeout=4) == 0
+
+
+# --- burst, embedded, logs
+
+
+def test_burst_ends_when_the_queues_are_empty(
+    start_supervisor: SupervisorStarter, redis_server: RedisServer, producer: Producer
+) -> None:
+    ids = [producer.send("sleep", {"seconds": 0.05}) for _ in range(20)]
+    pool = start_supervisor(server=redis_server, flags=["--burst"])
+    assert pool.wait(timeout=20) == 0
+    assert {producer.status(task_id) for task_id in ids} == {Status.SUCCEEDED}
+
+
+def test_the_embedded_redis_lives_as_long_as_its_supervisor(
+    start_supervisor: SupervisorStarter, redis_server: RedisServer
+) -> None:
+    env = {"TMPDIR": "/tmp"}
+    pool = start_supervisor(server=redis_server, flags=["--embedded"], env=env)
+    until(lambda: "takes tasks" in pool.log(), 20, pool.describe)
+    found = re.search(r"DTQ_REDIS_URL=redis://127\.0\.0\.1:(\d+)/0", pool.log())
+    assert found is not None
+    (server,) = (
+        p for p in psutil.Process(pool.pid).children() if "redis" in p.name() or "valkey" in p.name()
+    )
+    assert int(found[1]) in {c.laddr.port for c in server.net_connections() if c.status == "LISTEN"}
+    assert pool.stop(timeout=5) == 0
+    assert not server.is_running()
+
+
+def test_a_supervisor_whose_embedded_redis_dies_ends_and_says_so(
+    start_supervisor: SupervisorStarter, redis_server: RedisServer
+) -> None:
+    pool = start_supervisor(server=redis_server, flags=["--embedded", "--shutdown-grace", "1"])
+    until(lambda: "takes tasks" in pool.log(), 20, pool.describe)
+    (server,) = (
+        p for p in psutil.Process(pool.pid).children() if "redis" in p.name() or "valkey" in p.name()
+    )
+    server.kill()
+    assert pool.wait(timeout=6) == 69
+    assert "private Redis has ended" in pool.log()
+
+
+def test_a_log_that_nobody_reads_holds_nothing_up(
+    tmp_path: Path, redis_server: RedisServer, producer: Producer
+) -> None:
+    reader, writer = os.pipe()
+    clean = {name: value for name, value in os.environ.items() if not name.startswith("DTQ_S")}
+    process = subprocess.Popen(
+        [sys.executable, "-m", "dtq_supervisor", "tests.support.handlers:app", "--procs", "2"],
+        cwd=tmp_path,
+        env={**clean, "PYTHONPATH": str(ROOT), "DTQ_REDIS_URL": redis_server.url},
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=writer,
+    )
+    os.close(writer)
+    try:
+        until(lambda: redis_server.client().smembers("dtq:workers"), 15)
+        # More than the pipe takes: each shows a stack of some hundred bytes of every child.
+        for _ in range(300):
+            process.send_signal(signal.SIGUSR2)
+            until(lambda: True, 1)
+            time.sleep(0)
+        task_id = producer.send("sleep", {"seconds": 0.1})
+        producer.wait(task_id, Status.SUCCEEDED)
+        process.terminate()
+        assert process.wait(10) == 0
+    finally:
+        process.kill()
+        process.wait()
+        os.close(reader)
