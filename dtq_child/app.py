@@ -3,26 +3,25 @@
 from __future__ import annotations
 
 import importlib
-import logging
 import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, ParamSpec, Protocol, TypeVar, Unpack, cast, overload
 
 from dtq_child import discovery, hooks, payload
-from dtq_child import settings as settings_module
-from dtq_child.call import UNDECLARED, Given, Seconds, check_declared, check_options, make_call
+from dtq_child.app_settings import AppSettings
+from dtq_child.call import UNDECLARED, Given, check_declared, check_options, make_call
 from dtq_child.declaration import Task, place_of, same_source
 from dtq_child.discovery import Discovery
-from dtq_child.errors import BadConfiguration, EnqueueManyError, InvalidTask
+from dtq_child.errors import EnqueueManyError, InvalidTask
 from dtq_child.handle import Handle
 from dtq_child.hooks import Hooks
 from dtq_child.ids import new_task_id
 from dtq_child.off_loop import in_thread
 from dtq_child.retry import Backoff
-from dtq_child.setting import PRODUCER, mask_url
 from dtq_child.settings import Settings
 from dtq_child.task import Call, Record, check_task_id, check_task_type
+from dtq_child.times import Seconds
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -33,8 +32,6 @@ EndHook = TypeVar("EndHook", bound=hooks.TaskEndHook)
 BATCH, BATCH_MAX = 200, 500
 BATCH_BYTES = 4 * 1024 * 1024
 """Payload bytes that end a batch early: Redis serves nobody else while it takes one in."""
-
-log = logging.getLogger("dtq.app")
 
 
 class TaskBroker(Protocol):
@@ -70,9 +67,7 @@ class App:
         key_prefix: str | None = None,
         **overrides: Any,
     ) -> None:
-        given = {"redis_url": redis_url, "key_prefix": key_prefix}
-        self._given = {**{name: value for name, value in given.items() if value is not None}, **overrides}
-        _check_overrides(self._given)
+        self._arguments = AppSettings(redis_url, key_prefix, overrides)
         self.include = (include,) if isinstance(include, str) else tuple(include)
         self.tasks: dict[str, Task[..., Any]] = {}
         self.hooks = Hooks()
@@ -185,12 +180,7 @@ class App:
     def settings(self) -> Settings:
         """The settings in force, read at first use. Raises BadConfiguration."""
         if self._settings is None:
-            loaded = settings_module.load(
-                {}, os.environ, reader=PRODUCER, read_text=_read_text, arguments=self._given
-            )
-            for warning in loaded.warnings:
-                log.warning("%s", warning)
-            self._settings = loaded.settings
+            self._settings = self._arguments.load(os.environ)
         return self._settings
 
     def configure(self, settings: Settings) -> None:
@@ -201,19 +191,7 @@ class App:
     def conflicts(self, settings: Settings) -> list[str]:
         """One line for each place where the App names other data than `settings`: its tasks would be enqueued
         where no worker looks."""
-        lines = []
-        url, prefix = self._given.get("redis_url"), self._given.get("key_prefix")
-        if url is not None and _place(url) != _place(settings.redis_url):
-            lines.append(
-                f"the App has redis_url={mask_url(url)!r}, the supervisor {mask_url(settings.redis_url)!r}: "
-                "leave it out of the App and set DTQ_REDIS_URL for both"
-            )
-        if prefix is not None and prefix != settings.key_prefix:
-            lines.append(
-                f"the App has key_prefix={prefix!r}, the supervisor {settings.key_prefix!r}: "
-                "leave it out of the App and set DTQ_KEY_PREFIX for both"
-            )
-        return lines
+        return self._arguments.conflicts(settings)
 
     @property
     def broker(self) -> TaskBroker:
@@ -320,31 +298,3 @@ def _batches(calls: Iterable[Call], count: int) -> Iterator[list[Call]]:
         size += len(call.payload)
     if batch:
         yield batch
-
-
-def _check_overrides(given: Mapping[str, Any]) -> None:
-    # The file that `config` names is read with everything else, at first use.
-    settings_module.defaults(**{name: value for name, value in given.items() if name != "config"})
-    by_name = {setting.name: setting for setting in settings_module.SETTINGS}
-    problems = [
-        f"argument {name}: only workers read it: give the supervisor {by_name[name].env or 'its flag'}"
-        for name in given
-        if PRODUCER not in by_name[name].read_by
-    ]
-    if problems:
-        raise BadConfiguration(problems)
-
-
-def _read_text(path: str) -> str:
-    with open(path, encoding="utf-8") as file:
-        return file.read()
-
-
-def _place(url: str) -> tuple[object, ...]:
-    """What a URL leads to: two spellings of it, or two users, are no conflict."""
-    scheme, _, rest = url.strip().partition("://")
-    netloc_and_path, _, query = rest.partition("?")
-    netloc, _, path = netloc_and_path.rpartition("@")[2].partition("/")
-    usual_port = ":26379" if scheme.endswith("sentinel") else ":6379"
-    hosts = sorted(host.lower().removesuffix(usual_port) for host in netloc.split(","))
-    return scheme, hosts, f"/{path}".removesuffix("/0").rstrip("/"), query

@@ -47,7 +47,7 @@ class Task(Generic[P, R]):
         self.is_async = inspect.iscoroutinefunction(fn)
         self._rest, self._required, self._known = _names(fn, self.signature)
 
-    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
+    def __call__(self, /, *args: P.args, **kwargs: P.kwargs) -> R:
         return self.fn(*args, **kwargs)
 
     def __repr__(self) -> str:
@@ -57,16 +57,16 @@ class Task(Generic[P, R]):
         """Pickled by its name, as the function would be."""
         return self.fn.__qualname__
 
-    def delay(self, *args: P.args, **kwargs: P.kwargs) -> Handle:
+    def delay(self, /, *args: P.args, **kwargs: P.kwargs) -> Handle:
         """Enqueues one call. Raises TypeError if the arguments don't fit the function, EnqueueError,
         BrokerError."""
         return self.app.send(self.make_call(NOTHING_GIVEN, args, kwargs))
 
-    async def adelay(self, *args: P.args, **kwargs: P.kwargs) -> Handle:
+    async def adelay(self, /, *args: P.args, **kwargs: P.kwargs) -> Handle:
         """`delay()` in a thread, so that the event loop goes on."""
         return await self.app.asend(self.make_call(NOTHING_GIVEN, args, kwargs))
 
-    def call(self, *args: P.args, **kwargs: P.kwargs) -> Call:
+    def call(self, /, *args: P.args, **kwargs: P.kwargs) -> Call:
         """One call for `App.enqueue_many`, bound and checked, not sent."""
         return self.make_call(NOTHING_GIVEN, args, kwargs)
 
@@ -129,15 +129,15 @@ class Bound(Generic[P, R]):
     task: Task[P, R]
     given: CallOptions
 
-    def delay(self, *args: P.args, **kwargs: P.kwargs) -> Handle:
+    def delay(self, /, *args: P.args, **kwargs: P.kwargs) -> Handle:
         """As `Task.delay`."""
         return self.task.app.send(self.task.make_call(self.given, args, kwargs))
 
-    async def adelay(self, *args: P.args, **kwargs: P.kwargs) -> Handle:
+    async def adelay(self, /, *args: P.args, **kwargs: P.kwargs) -> Handle:
         """As `Task.adelay`."""
         return await self.task.app.asend(self.task.make_call(self.given, args, kwargs))
 
-    def call(self, *args: P.args, **kwargs: P.kwargs) -> Call:
+    def call(self, /, *args: P.args, **kwargs: P.kwargs) -> Call:
         """As `Task.call`."""
         return self.task.make_call(self.given, args, kwargs)
 
@@ -188,9 +188,14 @@ def _default_name(fn: Callable[..., Any]) -> str:
 
 def _signature(fn: Callable[..., Any]) -> inspect.Signature:
     """Annotations stay unread: they may name what is only imported for type checkers."""
-    if sys.version_info >= (3, 14):
-        return inspect.signature(fn, annotation_format=Format.STRING)
-    return inspect.signature(fn)
+    try:
+        if sys.version_info >= (3, 14):
+            return inspect.signature(fn, annotation_format=Format.STRING)
+        return inspect.signature(fn)
+    except ValueError as error:
+        raise InvalidTask(
+            f"{fn!r} tells nothing of its parameters: write a function that calls it"
+        ) from error
 
 
 def _names(

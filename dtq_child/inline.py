@@ -137,7 +137,7 @@ class InlineBroker:
                 f"{call.task_type} has failed {MAX_ATTEMPTS} times inline: give it fewer max_attempts"
             )
         if call.idempotency_key and record.status is not Status.SUCCEEDED:
-            del self._holders[call.queue, call.idempotency_key]
+            self._holders.pop((call.queue, call.idempotency_key), None)
         return error if record.status is Status.DEAD_LETTERED else None
 
     def _attempt(

@@ -290,8 +290,8 @@ class Turns:
         """Waits on the bells of these queues and of the supervisor. The queue whose bell rang, `""` for the
         supervisor's, None when none did. The token is taken: whoever may not use it rings back."""
         bells = [self._bells[queue] for queue in queues]
-        # BLPOP takes 0 for "for ever".
-        rang = self.link.call("BLPOP", *bells, self._worker_bell, f"{max(0.001, timeout_s):.3f}")
+        # BLPOP takes 0 for "for ever", and 6.2 takes 0.001 for 0.
+        rang = self.link.call("BLPOP", *bells, self._worker_bell, f"{max(0.01, timeout_s):.3f}")
         if rang is None:
             return None
         name = text(rang[0])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 
 from dtq_supervisor.events import (
+    EXIT_IMPORT,
     Action,
     BackoffOver,
     Begin,
@@ -26,7 +27,7 @@ from dtq_supervisor.events import (
     TemplateUp,
     Verdict,
 )
-from dtq_supervisor.roster import EXIT_IMPORT, STEADY_S, Pool, doom, free_row, leave
+from dtq_supervisor.roster import STEADY_S, Pool, doom, free_row, leave
 from dtq_supervisor.slot import ALIVE, Slot, State, backoff
 from dtq_supervisor.stopping import give_up
 
@@ -56,7 +57,7 @@ def on_template_up(pool: Pool, now: float, event: TemplateUp, actions: list[Acti
 def on_template_failed(pool: Pool, now: float, event: TemplateFailed, actions: list[Action]) -> None:
     if event.generation == pool.template.generation and pool.template.state != "down":
         actions.append(KillTemplate(event.generation))
-        _lose_template(pool, now, event.reason, actions)
+        _lose_template(pool, now, event.reason, actions, event.exit_code)
 
 
 def on_template_overdue(pool: Pool, now: float, event: TemplateOverdue, actions: list[Action]) -> None:
@@ -75,7 +76,9 @@ def on_template_gone(pool: Pool, now: float, event: TemplateGone, actions: list[
             boot_died(pool, now, slot, "its template died before it was born", actions)
 
 
-def _lose_template(pool: Pool, now: float, reason: str, actions: list[Action]) -> None:
+def _lose_template(
+    pool: Pool, now: float, reason: str, actions: list[Action], exit_code: int = EXIT_IMPORT
+) -> None:
     template = pool.template
     if template.state == "up" and now - template.up_at >= STEADY_S:
         template.failures = 0
@@ -84,7 +87,7 @@ def _lose_template(pool: Pool, now: float, reason: str, actions: list[Action]) -
         return
     if not pool.imported:
         actions.append(Say("error", "import_failed", {"reason": reason}))
-        leave(pool, EXIT_IMPORT, actions)
+        leave(pool, exit_code, actions)
         return
     delay = backoff(template.failures)
     template.failures += 1

@@ -11,7 +11,7 @@ from dtq_supervisor.duty import RedisDuty
 from dtq_supervisor.heartbeat import CHUNK
 from dtq_supervisor.holdings import Holding, children
 from dtq_supervisor.line import Line, Word
-from dtq_supervisor.revocation import revoke, tell_revoked
+from dtq_supervisor.revocation import revoke
 
 EVERY_S = 0.25
 
@@ -37,6 +37,5 @@ class CancelWatch(RedisDuty):
         found = [holding for child in children(self.seat) for holding in child.holdings()]
         executing = [holding for holding in found if holding.executing]
         if executing:
-            for event in revoke(self.seat, look(self.line, executing)):
-                tell_revoked(event)
+            revoke(self.seat, look(self.line, executing))
         return EVERY_S

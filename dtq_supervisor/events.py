@@ -12,6 +12,9 @@ from typing import Literal
 
 from dtq_child.row import Order
 
+EXIT_IMPORT, EXIT_INTERRUPTED, EXIT_REFUSED, EXIT_CONFIG = 4, 1, 69, 78
+"""Exit codes of the supervisor that the pool decides on."""
+
 VerdictKind = Literal["timeout", "superseded", "cancelled", "grace", "stuck", "boot", "immediate"]
 ENDED_BY_VERDICT = frozenset({"timeout", "superseded", "cancelled"})
 """Kills that end the delivery they name; every other one leaves it to run again."""
@@ -47,10 +50,12 @@ class TemplateUp:
 
 @dataclass(frozen=True, slots=True)
 class TemplateFailed:
-    """It could not import the application, or cannot be talked with. It is of no use."""
+    """It could not import the application, or cannot be talked with. `exit_code`: for the very first
+    one."""
 
     generation: int
     reason: str
+    exit_code: int = EXIT_IMPORT
 
 
 @dataclass(frozen=True, slots=True)

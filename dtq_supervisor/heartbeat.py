@@ -12,7 +12,7 @@ from dtq_supervisor.duty import RedisDuty
 from dtq_supervisor.holdings import Child, Holding, children
 from dtq_supervisor.line import Line, Word
 from dtq_supervisor.presence import announce, fields_of, say_farewell
-from dtq_supervisor.revocation import revoke, tell_revoked
+from dtq_supervisor.revocation import revoke
 from dtq_supervisor.seat import Seat
 
 CHUNK = 200
@@ -75,8 +75,7 @@ class Heartbeat(RedisDuty):
             if word == "ours" and holding.seq:
                 # The time before the rows were read: whatever a row executes meanwhile was claimed later.
                 self.seat.scoreboard.renewed(holding.index, begun)
-        for event in revoke(self.seat, answers):
-            tell_revoked(event)
+        revoke(self.seat, answers)
 
     def farewell(self) -> int:
         """The very last call, from any thread once ours has ended: our record goes, and our consumers with

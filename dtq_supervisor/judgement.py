@@ -9,7 +9,7 @@
 
     not by us                         what runs                    what is held
     ---------                         ---------                    ------------
-    exit code 0, not executing        released                     released
+    exit code 0, with nothing to do   released                     released
     any other exit code, a signal     a crash                      handed back
 
 A handler that calls os._exit(0) ends its process while executing: a crash like any other, or it would come
@@ -119,7 +119,7 @@ def _released(death: Death, execution: Execution | None) -> Judgement:
 
 
 def _died_by_itself(death: Death, execution: Execution | None) -> Judgement:
-    if death.exit_code == 0 and death.row is not None and death.row.phase is not Phase.EXECUTING:
+    if death.exit_code == 0 and death.row is not None and execution is None:
         return _released(death, execution)
     return Judgement("crash", False, execution, CHILD_DIED, message_of(death))
 

@@ -62,7 +62,6 @@ WORDS: Mapping[str, str] = {
     "redis_away": "{duty}: Redis is not available: {reason}",
     "redis_refuses": "{duty}: Redis refuses: {reason}",
     "redis_back": "{duty}: Redis answers again, after {seconds:.1f} s",
-    "revoked": "child {slot}: its task was {why}; the child is to stop",
     "settled": "child {slot}.{life} is settled: task {task_id} {what}",
     "reaped": "task {task_id} of a worker not heard of: {what}",
     "strays": "{count} entries under our names that no child knew of are released",

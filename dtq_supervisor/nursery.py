@@ -7,7 +7,10 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from dtq_child.errors import BadConfiguration
 from dtq_supervisor.events import (
+    EXIT_CONFIG,
+    EXIT_IMPORT,
     Event,
     Fact,
     Forked,
@@ -107,9 +110,9 @@ class Nursery:
             if not handle.closed or self._clock() - closed_at >= CLOSED_S:
                 self._give_up(handle.generation, handle.gone)
 
-    def _give_up(self, generation: int, reason: str) -> None:
+    def _give_up(self, generation: int, reason: str, exit_code: int = EXIT_IMPORT) -> None:
         self._given_up.add(generation)
-        self._events.append(TemplateFailed(generation, reason))
+        self._events.append(TemplateFailed(generation, reason, exit_code))
 
     def _translate(self, handle: TemplateHandle, message: Mapping[str, Any]) -> None:
         match message["kind"]:
@@ -122,7 +125,7 @@ class Nursery:
             case "imported":
                 self._imported(handle, message)
             case "import_failed":
-                self._give_up(handle.generation, _failure(message))
+                self._give_up(handle.generation, *_failure(message))
 
     def _imported(self, handle: TemplateHandle, message: Mapping[str, Any]) -> None:
         types = message.get("task_types")
@@ -138,10 +141,12 @@ class Nursery:
         self._events.append(TemplateUp(handle.generation))
 
 
-def _failure(message: Mapping[str, Any]) -> str:
-    """The error in one line, its traceback below."""
-    first = f"{message.get('error_class', 'an error')}: {message.get('message', '')}"
-    return f"{first}\n{message['traceback']}".rstrip() if message.get("traceback") else first
+def _failure(message: Mapping[str, Any]) -> tuple[str, int]:
+    """What the import raised, with its traceback, and the exit code that it is worth at the first start."""
+    kind, words = str(message.get("error_class", "an error")), str(message.get("message", ""))
+    if kind.rpartition(".")[2] == BadConfiguration.__name__:
+        return words, EXIT_CONFIG  # it says the fix; where it was raised helps nobody
+    return f"{kind}: {words}\n{message.get('traceback', '')}".rstrip(), EXIT_IMPORT
 
 
 def how(end: Exit) -> str:

@@ -13,6 +13,8 @@ from typing import Any
 from dtq_supervisor import births, executions, stopping
 from dtq_supervisor.events import (
     ENDED_BY_VERDICT,
+    EXIT_IMPORT,
+    EXIT_INTERRUPTED,
     Action,
     BackoffOver,
     Begin,
@@ -45,7 +47,7 @@ from dtq_supervisor.events import (
     TemplateUp,
     Verdict,
 )
-from dtq_supervisor.roster import EXIT_IMPORT, EXIT_INTERRUPTED, Policy, Pool, free_row, leave
+from dtq_supervisor.roster import Policy, Pool, free_row, leave
 from dtq_supervisor.slot import WORKING, Slot, State
 
 __all__ = ["Policy", "Pool", "step"]

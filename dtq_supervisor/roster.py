@@ -24,9 +24,6 @@ from dtq_supervisor.events import (
 )
 from dtq_supervisor.slot import ALIVE, RUNNING, WORKING, Slot, State
 
-EXIT_IMPORT = 4
-EXIT_INTERRUPTED = 1
-EXIT_REFUSED = 69
 SAME_SIGNAL_S = 1.0
 """Copies of a stop signal within this time are one request: init and a shell both forward them."""
 WARNING_MOST_S = 2.0

@@ -8,7 +8,7 @@ from collections import Counter, deque
 from dataclasses import dataclass, replace
 from random import random
 
-from dtq_child.errors import BrokerError, BrokerUnavailable
+from dtq_child.errors import BrokerUnavailable
 from dtq_supervisor.duty import RedisDuty
 from dtq_supervisor.events import Fact, Level
 from dtq_supervisor.judgement import Death, judge
@@ -94,8 +94,8 @@ class Settler(RedisDuty):
             return settle_dead(self.line, death, not self.seat.children_claim(), random())
         except BrokerUnavailable:
             raise
-        except BrokerError:
-            # Redis answers and objects to this one: the others do not wait for it.
+        except Exception:
+            # Redis answers and objects to this one, or we cannot word it: the others do not wait for it.
             with self._changed:
                 self._deaths.rotate(-1)
             raise

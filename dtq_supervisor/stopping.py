@@ -6,6 +6,9 @@ from typing import Literal
 
 from dtq_child.row import Order
 from dtq_supervisor.events import (
+    EXIT_IMPORT,
+    EXIT_INTERRUPTED,
+    EXIT_REFUSED,
     Action,
     CloseClaims,
     ContactMade,
@@ -22,18 +25,7 @@ from dtq_supervisor.events import (
     StopMode,
     Verdict,
 )
-from dtq_supervisor.roster import (
-    EXIT_IMPORT,
-    EXIT_INTERRUPTED,
-    EXIT_REFUSED,
-    PATIENCE_S,
-    SAME_SIGNAL_S,
-    WARNING_MOST_S,
-    Pool,
-    Stopping,
-    doom,
-    leave,
-)
+from dtq_supervisor.roster import PATIENCE_S, SAME_SIGNAL_S, WARNING_MOST_S, Pool, Stopping, doom, leave
 from dtq_supervisor.slot import RUNNING, WORKING, Slot, State
 
 

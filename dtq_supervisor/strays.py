@@ -21,7 +21,7 @@ _TURNING = frozenset({Phase.CLAIMING, Phase.SETTLING})
 
 @dataclass(frozen=True, slots=True)
 class Pending:
-    """`delivery` if the record runs under that consumer, else ""."""
+    """`delivery` if the record runs under that consumer, else "0": what begins later is then left alone."""
 
     stream: str
     entry_id: str

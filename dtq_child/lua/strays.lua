@@ -4,7 +4,7 @@
 -- KEYS: nil, then the streams of all our queues.
 -- ARGV: event base, worker_id, park, least idle time in ms, n, then n times the stream and entry_id that rows name.
 -- Returns: of each, at most 100: stream, entry_id, consumer, idle ms, task_id ('' if it cannot be read), and the delivery if its record runs
---   under that consumer, else ''.
+--   under that consumer, else 0: what begins later is then not what was meant.
 -- Atomic because consumer, entry and record are told as of one instant; it changes nothing.
 local own, park, idle = ARGV[2] .. ':', ARGV[3], ARGV[4]
 local named, found, MOST = {}, {}, 100
@@ -12,7 +12,7 @@ for k = 0, tonumber(ARGV[5]) - 1 do named[ARGV[6 + 2 * k] .. ' ' .. ARGV[7 + 2 *
 
 local function tell(stream, entry_id, consumer, idle_ms)
   local entry = read_entry(stream, entry_id)
-  local id, delivery = entry and entry.task_id or '', ''
+  local id, delivery = entry and entry.task_id or '', '0'
   local r = id ~= '' and record(id, { 'status', 'consumer', 'delivery', 'entry_id', 'stream' }) or nil
   if r and r.status == 'running' and r.consumer == consumer and r.entry_id == entry_id and r.stream == stream then delivery = r.delivery end
   found[#found + 1] = { stream, entry_id, consumer, idle_ms, id, delivery }

@@ -6,6 +6,7 @@ from __future__ import annotations
 import itertools
 import json
 import time
+from collections.abc import Mapping
 from types import TracebackType
 from typing import Any, Self, cast
 
@@ -86,10 +87,12 @@ class Desk:
         assert fields["task_id"] == task_id
         return stream, entry_id
 
-    def add_entry(self, queue: str = "default", band: int = 5, **fields: str | bytes) -> str:
-        """An entry by another program's hand, without a bell."""
-        words = [word for name, value in fields.items() for word in (name, value)]
-        return str(self.server.cli("XADD", self.stream(queue, band), "*", *words).decode())
+    def add_entry(self, fields: Mapping[str, str | bytes] | Mapping[bytes, bytes]) -> str:
+        """An entry in the band of these tests by another program's hand, without a bell."""
+        words: list[str | bytes] = []
+        for name, value in fields.items():
+            words += [name, value]
+        return str(self.server.cli("XADD", self.stream(), "*", *words).decode())
 
     # -- what is
 

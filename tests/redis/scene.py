@@ -130,12 +130,17 @@ class Scene:
         """The record was last written so long ago."""
         self.redis.hset(self.keys.task(task_id), "updated_at_ms", self.now_ms() - ms_ago)
 
-    def make_due(self, task_id: str, ms_ago: int = 0) -> None:
-        """A task in the schedule has been due for so long."""
-        due = self.now_ms() - ms_ago
-        self.redis.hset(self.keys.task(task_id), "due_at_ms", due)
-        self.redis.zadd(self.keys.schedule, {task_id: due}, xx=True)
-        self.redis.zadd(self.keys.claimed, {task_id: due}, xx=True)
+    def make_due(self, task_id: str) -> None:
+        """A task in the schedule is due now."""
+        self.make_all_due([task_id])
+
+    def make_all_due(self, task_ids: Sequence[str]) -> None:
+        due = self.now_ms()
+        with self.redis.pipeline(transaction=False) as pipe:
+            for task_id in task_ids:
+                pipe.hset(self.keys.task(task_id), "due_at_ms", due)
+                pipe.zadd(self.keys.schedule, {task_id: due}, xx=True)
+            pipe.execute()
 
     def fill_memory(self) -> None:
         """From now on every write that may be refused is."""

@@ -13,7 +13,7 @@ import threading
 import time
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -43,9 +43,11 @@ from dtq_child.connection import connector
 from dtq_child.fake import LocalBroker
 from dtq_child.keys import Keys
 from dtq_child.testing import work
-from tests.conftest import ServerStarter
 from tests.support.servers import RedisServer
 from tests.support.waiting import until
+
+if TYPE_CHECKING:
+    from tests.conftest import ServerStarter
 
 KEYS = Keys()
 MakeApp = Callable[..., App]

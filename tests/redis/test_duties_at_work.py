@@ -1,9 +1,8 @@
-"""The duties as threads, against a real server that goes away, is slow, or comes back: stories about what they
-do to tasks and tell the main loop."""
+"""The duties as threads, against a real server that goes away and comes back: stories about what they do to
+tasks, and what they tell the main loop."""
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Callable, Iterator
 
@@ -136,7 +135,7 @@ def test_while_the_main_loop_hangs_nothing_is_renewed(scene: Scene, post: Post) 
 
 
 def test_a_cancel_reaches_the_running_handler_within_a_second(scene: Scene, post: Post) -> None:
-    token = scene.started(US).token
+    token = scene.started(US, slot=1, life=4).token
     post.begin(post.child(slot=1, life=4), token, seq=2)
     post.start(CancelWatch(post.seat))
     assert scene.broker.cancel(token.task_id) == "stopping"
@@ -263,7 +262,7 @@ def test_who_starts_nothing_takes_nothing(scene: Scene, post: Post) -> None:
 
 
 def test_an_outage_of_our_own_reaps_nobody(scene: Scene, start_proxy: ProxyStarter) -> None:
-    """We were deaf; so perhaps was the other, whose lease has run out meanwhile. It is given time to speak."""
+    """We were deaf; so perhaps was the other, whose lease has run out meanwhile. It gets time to speak."""
     proxy = start_proxy(scene.server.port)
     with Post(proxy.url, heartbeat_interval_s=1.5, visibility_timeout_s=3) as post:
         post.child()
@@ -348,8 +347,11 @@ def test_one_leads_and_when_it_stops_another_follows_at_once(scene: Scene, redis
 
 
 def test_who_can_start_nothing_does_not_stand_for_it(scene: Scene, post: Post) -> None:
-    leader, term = lead_with(post)
-    assert leader.beat() > 0
+    term = Term()
+    leader = Leader(post.seat, term)
+    assert leader.attempt() > 0
+    post.child()
+    post.board.set_stopping(True)
     assert leader.attempt() > 0
     assert not term.trusted(time.monotonic())
     assert scene.redis.get(scene.keys.lock) is None
@@ -385,9 +387,8 @@ def test_delayed_tasks_are_promoted_on_time_and_never_early(scene: Scene, post: 
 
 def test_a_huge_backlog_is_moved_in_short_calls_while_the_lock_is_kept(scene: Scene, post: Post) -> None:
     post.child()
-    ids = [task_id for _ in range(20) for task_id in scene.enqueue(200, delay_ms=3_600_000)]
-    for task_id in ids:
-        scene.make_due(task_id)
+    for _ in range(20):
+        scene.make_all_due(scene.enqueue(200, delay_ms=3_600_000))
     _, term = lead_with(post)
     scheduler = Scheduler(post.seat, term)
     post.start(scheduler)

@@ -300,7 +300,7 @@ def test_what_no_row_names_is_listed_once_it_has_been_idle_for_a_while(scene: Sc
         scene.age(token, 6000)
     assert unnamed(scene, named) == [
         strays.Pending(running.stream, running.entry_id, f"{US}:0.1", running.task_id, "1"),
-        strays.Pending(held.stream, held.entry_id, f"{US}:0.1", held.task_id, ""),
+        strays.Pending(held.stream, held.entry_id, f"{US}:0.1", held.task_id, "0"),
     ]
 
 

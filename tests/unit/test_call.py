@@ -13,16 +13,15 @@ from hypothesis import given, strategies
 
 from dtq_child import App, Backoff, InvalidTask, PayloadError
 from dtq_child.call import (
-    MAX_DELAY_MS,
     CallOptions,
     Declared,
     Given,
     check_declared,
-    check_moment,
     check_options,
     make_call,
 )
 from dtq_child.retry import RetryPolicy
+from dtq_child.times import MAX_DELAY_MS, check_moment
 
 NOW = datetime(2026, 3, 29, 0, 30, tzinfo=UTC)
 NOW_MS = int(NOW.timestamp() * 1000)

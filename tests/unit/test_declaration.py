@@ -12,6 +12,7 @@ import pytest
 
 from dtq_child import App, Backoff, InvalidTask, PayloadError, PayloadTooLarge, Task
 from dtq_child.payload import loads
+from dtq_child.testing import inline
 
 app = App()
 
@@ -161,7 +162,23 @@ def test_annotations_are_not_evaluated() -> None:
     assert task.declared()["params"][0]["type"] == "NotImported"
 
 
+def test_what_tells_no_parameters_is_refused() -> None:
+    with pytest.raises(InvalidTask, match="write a function that calls it"):
+        App().task(name="wrong")(min)
+
+
 # -- binding
+
+
+def test_any_name_may_be_a_parameters() -> None:
+    def handler(self: int, fn: int, args: int, kwargs: int, callable: int, task: int) -> None: ...  # noqa: A002
+
+    task = App().task(name="names")(handler)
+    given = {"self": 1, "fn": 2, "args": 3, "kwargs": 4, "callable": 5, "task": 6}
+    assert loads(task.call(**given).payload) == given
+    assert loads(task.options(priority=1).call(**given).payload) == given
+    with inline(task.app):
+        assert task.delay(**given).result(0) is None
 
 
 def test_arguments_are_bound_to_their_names_and_defaults_left_out() -> None:

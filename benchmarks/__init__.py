@@ -1,0 +1,1 @@
+"""Measurements that anybody can run again; each script has --help and says what it ran on."""

@@ -1,0 +1,533 @@
+"""A child settles: once, under its whole token, and nothing else counts (R9, R10, R11, R16, R19, R20, R21)."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from dtq_child.errors import BrokerUnavailable
+from dtq_child.keys import GROUP
+from dtq_child.payload import Result
+from dtq_child.task import ENTRY_FIELDS
+from dtq_child.turns import Delivery, Outcome, Want
+from tests.conftest import ProxyStarter
+from tests.redis.desk import (
+    Desk,
+    at_park,
+    buried,
+    claim,
+    handed_back,
+    pair,
+    retried,
+    succeeded,
+    unknown,
+)
+from tests.support.servers import RedisServer
+
+YEAR_S = 31536000
+DEAD_LETTER_FIELDS = (
+    *ENTRY_FIELDS,
+    *("failed_at_ms", "attempts_made", "last_error", "last_error_class", "retryable", "worker_id"),
+    *("original_queue", "cause"),
+)
+Ending = Callable[[Delivery], Outcome]
+KINDS: dict[str, tuple[Ending, str]] = {
+    "succeed": (succeeded, "succeeded"),
+    "retry": (lambda delivery: retried(delivery, 60_000), "retry_scheduled"),
+    "unknown": (lambda delivery: unknown(delivery, 60_000), "retry_scheduled"),
+    "dead": (buried, "dead_lettered"),
+    "release": (handed_back, "queued"),
+}
+EACH_KIND = pytest.mark.parametrize("kind", KINDS)
+
+
+@pytest.fixture
+def desk(every_redis: RedisServer) -> Iterator[Desk]:
+    with Desk(every_redis, idem_ttl_s=1000.0, result_retention_s=500.0, succeeded_retention_s=2000.0) as desk:
+        yield desk
+
+
+# -- each end of a delivery
+
+
+def test_success_leaves_record_result_and_history(desk: Desk) -> None:
+    child = desk.child()
+    delivery = desk.began(child, "t1")
+    desk.events()
+    assert child.settle(succeeded(delivery, Result(b'{"a":1}', 7, truncated=False))) == "settled"
+    record = desk.record("t1")
+    assert (record["status"], record["result_size"], record["attempt"]) == ("succeeded", "7", "1")
+    assert int(record["started_at_ms"]) <= int(record["finished_at_ms"]) == int(record["updated_at_ms"])
+    assert desk.broker.result("t1") == b'{"a":1}'
+    assert desk.redis.ttl(desk.keys.result("t1")) == pytest.approx(500, abs=5)
+    assert desk.redis.ttl(desk.keys.task("t1")) == pytest.approx(2000, abs=5)
+    assert desk.execution("t1", 1) == {
+        "worker_id": "w1",
+        "consumer": "w1:0.1",
+        "attempt": 1,
+        "started_at_ms": int(record["started_at_ms"]),
+        "finished_at_ms": int(record["finished_at_ms"]),
+        "outcome": "succeeded",
+        "pid": 4711,
+        "cpu_ms": 1.5,
+    }
+    assert desk.places().where("t1") == {"terminal"}
+    assert (desk.entries(), desk.redis.xpending(desk.stream(), GROUP)["pending"]) == ([], 0)
+    assert desk.told() == [("TASK_SUCCEEDED", "t1")]
+
+
+@pytest.mark.parametrize(
+    ("result", "stored", "fields"),
+    [
+        (None, None, {"result_size": ""}),
+        (Result(b"abc", 900, truncated=True), b"abc", {"result_size": "900", "result_truncated": "1"}),
+        (
+            Result(b"", 0, truncated=False, unavailable='$: a "set" ü'),
+            None,
+            {"result_size": "", "result_unavailable": '$: a "set" ü'},
+        ),
+        (Result(b"\x00\xff", 2, truncated=False), b"\x00\xff", {"result_size": "2"}),
+    ],
+    ids=["none wanted", "truncated", "unavailable", "any bytes"],
+)
+def test_what_is_kept_of_a_result(
+    desk: Desk, result: Result | None, stored: bytes | None, fields: dict[str, str]
+) -> None:
+    child = desk.child()
+    assert child.settle(succeeded(desk.began(child, "t1"), result)) == "settled"
+    record = desk.record("t1")
+    assert record["status"] == "succeeded"
+    assert {name: value for name, value in record.items() if name.startswith("result_")} == fields
+    assert desk.broker.result("t1") == stored
+
+
+def test_a_retry_is_in_the_schedule_and_spends_an_attempt(desk: Desk) -> None:
+    child = desk.child()
+    delivery = desk.began(child, "t1")
+    desk.events()
+    now = desk.now_ms()
+    assert child.settle(retried(delivery, 60_000)) == "settled"
+    record = desk.record("t1")
+    assert (record["status"], record["attempt"], record["crashes"]) == ("retry_scheduled", "2", "0")
+    assert (record["consumer"], record["entry_id"], record["max_attempts"]) == ("", "", "3")
+    assert now + 60_000 <= int(record["due_at_ms"]) <= desk.now_ms() + 60_000
+    assert desk.redis.zscore(desk.keys.schedule, "t1") == float(record["due_at_ms"])
+    last = (record["last_error_class"], record["last_error"], record["traceback"])
+    assert last == ("ValueError", "no such thing", "Traceback: here")
+    execution = desk.execution("t1", 1)
+    assert (execution["outcome"], execution["error"], execution["attempt"]) == ("raised", "ValueError", 1)
+    assert desk.places().where("t1") == {"schedule"}
+    assert desk.entries() == []
+    failed, scheduled = desk.events()
+    assert (failed["type"], failed["attempt"]) == ("TASK_FAILED", 1)
+    assert failed["metadata"] == {"error_class": "ValueError"}
+    assert (scheduled["type"], scheduled["attempt"]) == ("TASK_RETRY_SCHEDULED", 2)
+    assert scheduled["metadata"] == {"due_at_ms": int(record["due_at_ms"]), "outcome": "raised"}
+
+
+def test_a_retry_may_spend_nothing(desk: Desk) -> None:
+    child = desk.child()
+    child.settle(retried(desk.began(child, "t1"), 60_000, spend=False))
+    assert desk.record("t1")["attempt"] == "1"
+
+
+def test_an_unknown_type_waits_and_remembers_since_when(desk: Desk) -> None:
+    child = desk.child()
+    delivery = desk.began(child, "t1")
+    desk.events()
+    child.settle(unknown(delivery))
+    first = desk.record("t1")["first_unknown_at_ms"]
+    assert desk.told() == [("TASK_RETRY_SCHEDULED", "t1")]
+    assert desk.execution("t1", 1)["outcome"] == "unknown"
+    desk.edit("t1", status="running", entry_id="9-9", consumer=child.consumer, first_unknown_at_ms=first)
+    again = replace(delivery.token, entry_id="9-9")
+    desk.edit("t1", delivery=2)
+    assert child.settle(unknown(replace(again, delivery=2))) == "settled"
+    record = desk.record("t1")
+    assert (record["first_unknown_at_ms"], record["attempt"]) == (first, "1")
+
+
+def test_a_dead_letter_has_all_it_takes_to_run_again(desk: Desk) -> None:
+    child = desk.child()
+    given: dict[str, Any] = {"payload": b'{"a":[]}', "priority": 7, "timeout_ms": 900, "idempotency_key": "k"}
+    delivery = desk.began(child, "t1", **given)
+    desk.events()
+    assert child.settle(buried(delivery)) == "settled"
+    [(letter_id, letter)] = desk.letters()
+    assert tuple(letter) == DEAD_LETTER_FIELDS
+    record = desk.record("t1")
+    assert letter == {
+        "task_id": "t1",
+        "queue": "default",
+        "task_type": "probe",
+        "payload": '{"a":[]}',
+        "attempt": "1",
+        "max_attempts": "3",
+        "priority": "7",
+        "timeout_ms": "900",
+        "idempotency_key": "k",
+        "failed_at_ms": record["finished_at_ms"],
+        "attempts_made": "1",
+        "last_error": 'it said "no"',
+        "last_error_class": "ValueError",
+        "retryable": "0",
+        "worker_id": "w1",
+        "original_queue": "default",
+        "cause": '{"signal":"SIGSEGV"}',
+    }
+    assert (record["status"], record["dead_letter_id"]) == ("dead_lettered", letter_id)
+    assert (record["last_error"], record["traceback"]) == ('it said "no"', "Traceback: there")
+    execution = desk.execution("t1", 1)
+    assert (execution["outcome"], execution["cause"]) == ("attempts_exhausted", {"signal": "SIGSEGV"})
+    assert desk.redis.ttl(desk.keys.task("t1")) == pytest.approx(604800, abs=5)
+    assert desk.places().where("t1") == {"terminal"}
+    assert desk.broker.dead_letter(letter_id) == {n: v.encode() for n, v in letter.items()}
+    failed, dead = desk.events()
+    assert (failed["type"], failed["metadata"]) == ("TASK_FAILED", {"error_class": "ValueError"})
+    assert dead["type"] == "TASK_DEAD_LETTERED"
+    assert dead["metadata"] == {"error_class": "ValueError", "dead_letter_id": letter_id}
+
+
+def test_a_death_that_spends_no_attempt_says_so(desk: Desk) -> None:
+    child = desk.child()
+    child.settle(buried(desk.began(child, "t1"), spend=False))
+    assert desk.letters()[0][1]["attempts_made"] == "0"
+
+
+def test_dead_letters_are_trimmed_and_the_trimmed_ones_counted(every_redis: RedisServer) -> None:
+    every_redis.cli("CONFIG", "SET", "stream-node-max-entries", 2)
+    with Desk(every_redis, dlq_maxlen=5) as desk:
+        child, trimmed = desk.child(), 0
+        for number in range(12):
+            reply = child.turn(buried(desk.began(child, f"t{number}")), Want(claim=False))
+            trimmed += reply.counts.get("dead_letters_trimmed", 0)
+        left = len(desk.letters())
+        assert 5 <= left <= 7
+        assert trimmed == 12 - left
+
+
+def test_error_texts_of_any_kind_arrive(desk: Desk) -> None:
+    child = desk.child()
+    outcome = buried(desk.began(child, "t1"))
+    nasty = 'quote " backslash \\ newline \n nul \x00 ü 🎉 lone \udc80'
+    decision = replace(outcome.decision, error_class='We"ird\n', error_message=nasty, traceback=nasty)
+    desk.events()
+    assert child.settle(replace(outcome, decision=decision)) == "settled"
+    kept = nasty.replace("\udc80", "\\udc80")
+    assert (desk.record("t1")["last_error"], desk.letters()[0][1]["last_error"]) == (kept, kept)
+    assert [event["metadata"]["error_class"] for event in desk.events()] == ['We"ird\n'] * 2
+
+
+def test_a_release_is_parked_for_anyone_and_spends_nothing(desk: Desk) -> None:
+    child = desk.child()
+    delivery = desk.began(child, "t1")
+    assert child.settle(handed_back(delivery)) == "settled"
+    record = desk.record("t1")
+    assert (record["status"], record["consumer"]) == ("queued", "")
+    assert (record["attempt"], record["crashes"]) == ("1", "0")
+    assert desk.execution("t1", 1)["outcome"] == "released"
+    assert desk.owner(*pair(delivery)) == at_park(child)
+    assert desk.idle_ms(*pair(delivery)) > 1_000_000_000
+
+
+def test_a_cancelled_delivery_has_nothing_to_settle(desk: Desk) -> None:
+    child = desk.child()
+    outcome = succeeded(desk.began(child, "t1"))
+    desk.broker.cancel("t1")
+    before = desk.everything()
+    assert child.settle(replace(outcome, decision=replace(outcome.decision, kind="cancelled"))) == "none"
+    assert desk.everything() == before
+
+
+# -- fencing
+
+
+def test_a_settle_counts_only_under_the_whole_token(desk: Desk) -> None:
+    child = desk.child()
+    desk.enqueue("bystander", priority=0)
+    delivery = desk.began(child, "t1", idempotency_key="k")
+    right = desk.record("t1")
+    wrong = {
+        "status": [
+            "queued",
+            "scheduled",
+            "retry_scheduled",
+            "succeeded",
+            "dead_lettered",
+            "cancelled",
+            "expired",
+        ],
+        "stream": [desk.stream("default", 6)],
+        "entry_id": ["1-1", ""],
+        "delivery": ["2", "11", "0"],
+        "consumer": ["w1:0.2", "w2:0.1", ""],
+    }
+    table = [{}, *({name: value} for name in wrong for value in wrong[name])]
+    pairs = [{**a, **b} for a, b in itertools.combinations(table, 2)]
+    endings = itertools.cycle(KINDS.values())
+    for changes in {tuple(sorted(row.items())): row for row in pairs if row}.values():
+        desk.edit("t1", **changes)
+        before = desk.everything()
+        desk.events()
+        reply = child.turn(next(endings)[0](delivery), Want(claim=False))
+        assert (reply.settled, reply.counts) == ("fenced", {"fenced": 1}), changes
+        assert desk.everything() == before, changes
+        [event] = desk.events()
+        assert (event["type"], event["task_id"]) == ("TASK_DUPLICATE_ABSORBED", "t1")
+        assert event["metadata"] == {"why": "fenced", "delivery": 1}
+        desk.edit("t1", **right)
+    assert desk.owner(*pair(delivery)) == child.consumer
+    assert child.settle(succeeded(delivery)) == "settled"
+
+
+def test_the_living_delivery_keeps_its_entry_when_a_late_one_settles(desk: Desk) -> None:
+    late, living = desk.child(), desk.child(worker="w2")
+    old = desk.began(late, "t1")
+    desk.redis.xclaim(old.token.stream, GROUP, living.consumer, 0, [old.token.entry_id], idle=0)
+    new = claim(living, own=True)
+    for ending, _ in KINDS.values():
+        reply = late.turn(ending(old), Want())
+        assert (reply.settled, reply.claimed) == ("fenced", None)
+    assert desk.owner(*pair(new)) == living.consumer
+    assert living.settle(succeeded(new, Result(b'"new"', 5, truncated=False))) == "settled"
+    assert late.settle(succeeded(old)) == "fenced"
+    assert desk.broker.result("t1") == b'"new"'
+
+
+def test_success_after_a_cancel_is_refused(desk: Desk) -> None:
+    child = desk.child()
+    delivery = desk.began(child, "t1")
+    assert desk.broker.cancel("t1") == "stopping"
+    before = desk.everything()
+    assert child.settle(succeeded(delivery)) == "fenced"
+    assert desk.everything() == before
+
+
+# -- resends
+
+
+@EACH_KIND
+def test_a_settle_that_is_sent_again_is_answered_already(desk: Desk, kind: str) -> None:
+    ending, status = KINDS[kind]
+    child = desk.child()
+    delivery = desk.began(child, "t1", idempotency_key="k")
+    outcome = ending(delivery)
+    assert child.settle(outcome) == "settled"
+    assert desk.status("t1") == status
+    before = desk.everything()
+    desk.events()
+    for _ in range(2):
+        reply = child.turn(outcome, Want(claim=False))
+        assert (reply.settled, reply.counts) == ("already", {})
+    assert desk.everything() == before
+    assert desk.events() == []
+    for other, (another, _) in KINDS.items():
+        if other != kind:
+            assert child.settle(another(delivery)) == "fenced", "it ended in another way"
+    assert desk.everything() == before
+
+
+@EACH_KIND
+def test_a_settle_whose_reply_was_lost_is_sent_again(
+    every_redis: RedisServer, start_proxy: ProxyStarter, kind: str
+) -> None:
+    ending, status = KINDS[kind]
+    proxy = start_proxy(every_redis.port)
+    with Desk(every_redis, proxy.url) as desk:
+        child = desk.child()
+        delivery = desk.began(child, "t1")
+        desk.enqueue("t2")
+        lost = proxy.drop_reply(b"w1:0.1")
+        with pytest.raises(BrokerUnavailable):
+            child.turn(ending(delivery), Want())
+        assert lost.fired == 1
+        assert child.settle(ending(delivery)) == "already"
+        assert desk.status("t1") == status
+        assert claim(child, own=True).token.task_id == "t2"
+
+
+def test_already_is_answered_after_the_task_went_on(desk: Desk) -> None:
+    child, other = desk.child(), desk.child(worker="w2")
+    delivery = desk.began(child, "t1")
+    child.settle(handed_back(delivery))
+    desk.redis.xclaim(delivery.token.stream, GROUP, other.consumer, 0, [delivery.token.entry_id], idle=0)
+    newer = claim(other, own=True)
+    before = desk.everything()
+    assert child.settle(handed_back(delivery)) == "already"
+    assert desk.everything() == before
+    assert other.settle(succeeded(newer)) == "settled"
+    assert child.settle(handed_back(delivery)) == "already"
+
+
+# -- the record is missing
+
+
+@EACH_KIND
+def test_a_missing_record_is_rebuilt_if_the_entry_is_ours(desk: Desk, kind: str) -> None:
+    ending, status = KINDS[kind]
+    child = desk.child()
+    delivery = desk.began(child, "t1", payload=b'{"a":1}')
+    delivery = replace(delivery, token=replace(delivery.token, delivery=4))
+    desk.redis.delete(desk.keys.task("t1"))
+    reply = child.turn(ending(delivery), Want(claim=False))
+    assert (reply.settled, reply.counts["rebuilt"]) == ("rebuilt", 1)
+    record = desk.record("t1")
+    assert (record["status"], record["payload"], record["delivery"]) == (status, '{"a":1}', "4")
+    assert json.loads(record["metadata"]) == {"rebuilt": True}
+    assert desk.redis.ttl(desk.keys.task("t1")) > 0
+    assert len(desk.places().where("t1")) == 1
+    assert child.settle(ending(delivery)) == "already"
+
+
+@pytest.mark.parametrize("kind", ["succeed", "dead"])
+@pytest.mark.parametrize("entry", ["another's", "nobody's", "without a body", "gone", "unreadable"])
+def test_a_missing_record_is_not_rebuilt_if_the_entry_is_not_ours(desk: Desk, entry: str, kind: str) -> None:
+    child = desk.child()
+    delivery = desk.began(child, "t1")
+    stream, entry_id = pair(delivery)
+    if entry == "another's":
+        desk.redis.xclaim(stream, GROUP, "w2:0.1", 0, [entry_id], idle=0)
+    if entry in ("nobody's", "gone"):
+        desk.redis.xack(stream, GROUP, entry_id)
+    if entry in ("without a body", "gone"):
+        desk.redis.xdel(stream, entry_id)
+    token = delivery.token
+    if entry == "unreadable":
+        odd = desk.add_entry({"nonsense": "1"})
+        desk.redis.xreadgroup(GROUP, child.consumer, {stream: ">"})
+        token = replace(token, entry_id=odd)
+    desk.redis.delete(desk.keys.task("t1"))
+    before = desk.everything()
+    desk.events()
+    assert child.settle(KINDS[kind][0](replace(delivery, token=token))) == "fenced"
+    assert desk.everything() == before
+    assert desk.told() == [("TASK_DUPLICATE_ABSORBED", "t1")]
+
+
+def test_a_record_that_cannot_be_read_settles_nothing_and_blocks_nobody(desk: Desk) -> None:
+    child = desk.child()
+    delivery = desk.began(child, "t1")
+    desk.enqueue("t2")
+    desk.redis.delete(desk.keys.task("t1"))
+    desk.redis.set(desk.keys.task("t1"), "something else")
+    reply = child.turn(succeeded(delivery), Want())
+    assert reply.settled == "fenced"
+    assert reply.claimed is not None
+    assert reply.claimed.token.task_id == "t2"
+    assert desk.owner(*pair(delivery)) == child.consumer, "buried when it is met again"
+
+
+# -- history
+
+
+def test_the_newest_twenty_executions_are_kept(desk: Desk) -> None:
+    child = desk.child()
+    delivery = desk.began(child, "t1")
+    for _ in range(23):
+        child.settle(handed_back(delivery))
+        delivery = claim(child, park=True)
+    assert child.settle(succeeded(delivery)) == "settled"
+    record = desk.broker.record("t1")
+    assert record is not None
+    assert [execution["delivery"] for execution in record.executions()] == list(range(5, 25))
+
+
+def test_deliveries_that_left_no_trace_do_not_let_the_history_grow(desk: Desk) -> None:
+    child = desk.child()
+    delivery = desk.began(child, "t1")
+    for number in range(60):
+        if number % 3:
+            child.settle(handed_back(delivery))
+            delivery = claim(child, park=True)
+        else:
+            delivery = claim(child, own=True)  # a lost reply: the next delivery, without an end of this one
+    child.settle(retried(delivery, 60_000))
+    record = desk.broker.record("t1")
+    assert record is not None
+    kept = [execution["delivery"] for execution in record.executions()]
+    assert len(kept) == 20
+    assert kept[-1] == 61
+    assert kept[0] > 30
+
+
+# -- idempotency keys at the end
+
+
+@pytest.mark.parametrize(
+    ("kind", "state"),
+    [("succeed", "completed"), ("dead", "failed"), ("retry", "processing"), ("release", "processing")],
+)
+def test_how_a_key_ends(desk: Desk, kind: str, state: str) -> None:
+    child = desk.child()
+    delivery = desk.began(child, "t1", idempotency_key="k")
+    desk.edit("t1", created_at_ms=desk.now_ms() - 300_000)
+    child.settle(KINDS[kind][0](delivery))
+    held = desk.idempotency("k")
+    assert held is not None
+    assert (held["task_id"], held["state"]) == ("t1", state)
+    left = desk.redis.ttl(desk.keys.idempotency("default", "k"))
+    if state == "processing":
+        assert left >= desk.redis.ttl(desk.keys.task("t1"))
+    else:
+        assert left == pytest.approx(700, abs=5), "what remains since it was enqueued"
+        assert held["payload_hash"]
+
+
+def test_the_remaining_time_of_a_key_counts_from_the_due_time(desk: Desk) -> None:
+    child = desk.child()
+    delivery = desk.began(child, "t1", idempotency_key="k")
+    now = desk.now_ms()
+    desk.edit("t1", created_at_ms=now - 5_000_000, due_at_ms=now - 400_000)
+    child.settle(succeeded(delivery))
+    assert desk.redis.ttl(desk.keys.idempotency("default", "k")) == pytest.approx(600, abs=5)
+
+
+def test_a_key_lasts_at_least_a_second(desk: Desk) -> None:
+    child = desk.child()
+    delivery = desk.began(child, "t1", idempotency_key="k")
+    desk.edit("t1", created_at_ms=1)
+    child.settle(succeeded(delivery))
+    assert 0 < desk.redis.pttl(desk.keys.idempotency("default", "k")) <= 1000
+
+
+@pytest.mark.parametrize("kind", ["succeed", "dead", "cancel", "expire"])
+def test_a_key_that_names_another_task_is_left_alone(desk: Desk, kind: str) -> None:
+    child = desk.child()
+    desk.enqueue("t1", idempotency_key="k")
+    key = desk.keys.idempotency("default", "k")
+    desk.redis.set(key, '{"task_id":"other","state":"processing"}', ex=77)
+    if kind == "cancel":
+        desk.broker.cancel("t1")
+    elif kind == "expire":
+        desk.edit("t1", expires_at_ms=1)
+        assert child.turn(None, Want()).counts["expired"] == 1
+    else:
+        child.settle(KINDS[kind][0](claim(child)))
+    assert desk.idempotency("k") == {"task_id": "other", "state": "processing"}
+    assert 0 < desk.redis.ttl(key) <= 77
+
+
+def test_records_of_what_waits_long_are_kept_until_then_and_their_keys_too(desk: Desk) -> None:
+    child = desk.child()
+    delivery = desk.began(child, "t1", idempotency_key="k")
+    desk.redis.expire(desk.keys.task("t1"), 100)
+    desk.redis.expire(desk.keys.idempotency("default", "k"), 50)
+    child.settle(retried(delivery, 30 * 86_400_000))
+    left = desk.redis.ttl(desk.keys.task("t1"))
+    assert left == pytest.approx(YEAR_S + 30 * 86400, abs=5)
+    assert desk.redis.ttl(desk.keys.idempotency("default", "k")) >= left
+
+
+def test_a_start_keeps_record_and_key_alive(desk: Desk) -> None:
+    desk.enqueue("t1", idempotency_key="k")
+    key = desk.keys.idempotency("default", "k")
+    desk.redis.expire(desk.keys.task("t1"), 100)
+    desk.redis.expire(key, 50)
+    claim(desk.child())
+    assert desk.redis.ttl(desk.keys.task("t1")) == pytest.approx(YEAR_S, abs=5)
+    assert desk.redis.ttl(key) >= desk.redis.ttl(desk.keys.task("t1"))
