@@ -1,4 +1,5 @@
-"""The loop of a task process: settle and claim in one round trip, execute; wait at a bell when idle (R22 to R26).
+"""The loop of a task process: settle and claim in one round trip, execute; wait at a bell when idle (R22 to
+R26).
 
 busy    turn(outcome in hand, claim) → execute → turn …        one round trip a task
 idle    wait at the bells → turn(claim)
@@ -27,13 +28,17 @@ from dtq_child.task import Token
 from dtq_child.turns import Delivery, Outcome, Pair, Reply, Turns, Want
 
 STAMP_AGE_S = 5.0
-"""A supervisor whose main loop has not ticked for so long is stopped or hung: nobody would enforce a timeout."""
+"""A supervisor whose main loop has not ticked for so long is stopped or hung: nobody would enforce a
+timeout."""
 
 _LOOK_S = 0.05
 _WAIT_SLICE_S = 0.5
 _PAUSED_WAIT_S = 0.5
 _EVERYWHERE_S = 1.0
 _MANY_QUEUES = 10
+
+# What a busy child wants, thousands of times a second.
+_NEXT = Want()
 
 log = logging.getLogger("dtq.child")
 
@@ -81,6 +86,7 @@ class Child:
         self._park_seen = -1
         self._look_at_park = self._woken = False
         self._paused: frozenset[str] = frozenset()
+        self._many = len(settings.queues) > _MANY_QUEUES
         self._looked_everywhere = 0.0
         self._problems: set[str] = set()
 
@@ -131,7 +137,8 @@ class Child:
             self._hand_back()
 
     def _may_begin(self, sent: float) -> bool:
-        """What comes back too late is not begun: nobody would enforce its timeout, or its lease may be lost."""
+        """What comes back too late is not begun: nobody would enforce its timeout, or its lease may be
+        lost."""
         on_time = time.monotonic() - sent < self._lease_s / 2
         return on_time and self._may_claim() and not self._told_to_end()
 
@@ -140,12 +147,7 @@ class Child:
         if self._outcome is None:
             self._row.claiming(sent)
         parked_so_far = self._board.park_counter
-        want = Want(
-            own=self._unsure,
-            park=self._look_at_park or parked_so_far > self._park_seen,
-            woken=self._woken,
-            everywhere=len(self._queues) > _MANY_QUEUES and sent - self._looked_everywhere >= _EVERYWHERE_S,
-        )
+        want = self._want(sent, parked_so_far)
         try:
             reply = self._turns.turn(self._outcome, want, self._held)
         except BrokerError as error:
@@ -154,7 +156,8 @@ class Child:
         self._answered()
         self._settled(reply.settled)
         self._row.count("claims")
-        # What was pending under our name has been asked for, and has come back as a new delivery if it was there.
+        # What was pending under our name has been asked for, and has come back as a new delivery if it was
+        # there.
         self._unsure, self._unwanted = False, ()
         self._look_at_park = self._woken = False
         if want.park and reply.claimed is None:
@@ -163,6 +166,13 @@ class Child:
             self._looked_everywhere = sent
         self._note(reply)
         return reply
+
+    def _want(self, now: float, parked_so_far: int) -> Want:
+        park = self._look_at_park or parked_so_far > self._park_seen
+        everywhere = self._many and now - self._looked_everywhere >= _EVERYWHERE_S
+        if park or everywhere or self._unsure or self._woken:
+            return Want(own=self._unsure, park=park, woken=self._woken, everywhere=everywhere)
+        return _NEXT
 
     def _note(self, reply: Reply) -> None:
         self._paused = reply.paused
@@ -308,8 +318,8 @@ class Child:
         return True
 
     def _leave(self) -> None:
-        """Settles however long it takes: whoever told us to end kills us when its patience ends. An orphan has
-        nobody who would, and stops trying when its lease is over."""
+        """Settles however long it takes: whoever told us to end kills us when its patience ends. An orphan
+        has nobody who would, and stops trying when its lease is over."""
         give_up = time.monotonic() + self._lease_s
         while not self._settle():
             if time.monotonic() > give_up and self._orphaned():

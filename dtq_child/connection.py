@@ -72,8 +72,8 @@ MEANINGS = (
         BrokerRefused,
         (wire.AuthenticationError, wire.AuthorizationError, wire.NoPermissionError),
         re.compile(
-            r"(?:^|^ERR |-)(?:NOAUTH|NOPERM|WRONGPASS|DENIED)\b|unknown command|AUTH failed|ACL failure"
-            r"|user executing the script can't"
+            r"(?:^|^ERR |-)(?:NOAUTH|NOPERM|WRONGPASS|DENIED)\b|[Uu]nknown (?:Redis )?command|AUTH failed"
+            r"|ACL failure|user executing the script can't|DB index is out of range"
         ),
         "Redis refuses: {}",
     ),

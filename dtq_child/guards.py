@@ -1,8 +1,9 @@
-"""Puts back what a task may have changed in its process: signal handlers, mask, timers, working directory (R26).
+"""Puts back what a task may have changed in its process: signal handlers, mask, timers, working directory
+(R26).
 
-Comparing is what happens thousands of times a second, putting back hardly ever: so everything that can be looked
-at is compared with a snapshot, and only what differs is touched. Other process state (environment, umask, locale,
-limits, modules) is not restored; `--max-tasks-per-child 1` isolates that.
+Comparing is what happens thousands of times a second, putting back hardly ever: so everything that can be
+looked at is compared with a snapshot, and only what differs is touched. Other process state (environment,
+umask, locale, limits, modules) is not restored; `--max-tasks-per-child 1` isolates that.
 """
 
 from __future__ import annotations
@@ -50,7 +51,8 @@ class Guards:
     __slots__ = ("_directory", "_directory_fd", "_dump_fd", "_handlers", "_mask", "_threads", "_timers")
 
     def __init__(self, dump_fd: int | None = None) -> None:
-        """`dump_fd`: where stacks are written, if they are. C code does that, whose handlers Python cannot list."""
+        """`dump_fd`: where stacks are written, if they are. C code does that, whose handlers Python cannot
+        list."""
         self._dump_fd = dump_fd
         self._handlers = list(map(_handler_of, _SIGNALS))
         self._mask = frozenset(_set_mask(signal.SIG_BLOCK, ()))
@@ -101,8 +103,8 @@ class Guards:
         os.close(self._directory_fd)
 
     def _stop_timers(self) -> tuple[str, ...]:
-        """The alarm's is looked at after each task. The other two run by CPU time and are set by profilers, hardly
-        ever without a handler of their own, so they are looked at when a handler has changed."""
+        """The alarm's is looked at after each task. The other two run by CPU time and are set by profilers,
+        hardly ever without a handler of their own, so they are looked at when a handler has changed."""
         names: tuple[str, ...] = ()
         for timer in self._timers:
             if _timer(timer) != _OFF:
@@ -118,6 +120,9 @@ class Guards:
             if _handler_of(number) is handler:
                 continue
             names += (f"handler of signal {number}",)
+            if handler == signal.SIG_DFL and number != signal.SIGCHLD:
+                # Discards one that is pending, which was meant for the task's handler and would kill now.
+                signal.signal(number, signal.SIG_IGN)
             # None: installed by C code before the snapshot, which Python can neither name nor put back.
             if handler is not None:
                 signal.signal(number, handler)
@@ -130,11 +135,13 @@ class Guards:
         return names
 
     def _restore_directory(self) -> None:
-        """By descriptor, unasked: cheaper than getcwd() and a comparison, and the directory may have been renamed."""
+        """By descriptor, unasked: cheaper than getcwd() and a comparison, and the directory may have been
+        renamed."""
         try:
             os.fchdir(self._directory_fd)
         except OSError as by_fd:
-            # A task that closed every descriptor closed this one, too; the number may be another file's by now.
+            # A task that closed every descriptor closed this one, too; the number may be another file's by
+            # now.
             try:
                 os.chdir(self._directory)
                 self._directory_fd = os.open(".", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -143,8 +150,9 @@ class Guards:
 
 
 def quiet_strays() -> None:
-    """Gives a handler that does nothing to every signal that would end the process and means no error of it: the
-    alarm of a task that has ended, a real-time signal sent by mistake. Signals that C code has taken stay its own."""
+    """Gives a handler that does nothing to every signal that would end the process and means no error of it:
+    the alarm of a task that has ended, a real-time signal sent by mistake. Signals that C code has taken stay
+    its own."""
     with open("/proc/self/status", encoding="ascii") as status:
         lines = dict(line.split(":", 1) for line in status)
     taken = int(lines["SigCgt"], 16) | int(lines["SigIgn"], 16)

@@ -1,12 +1,12 @@
 """Delivers an order of the supervisor into the handler that it is meant for, and nowhere else (R26).
 
-A soft signal says "look at your row". Its Python handler runs between any two bytecodes of the main thread, also
-of our own code, so raising is tied to a state and not to a moment:
+A soft signal says "look at your row". Its Python handler runs between any two bytecodes of the main thread,
+also of our own code, so raising is tied to a state and not to a moment:
 
-- `_deliver` is set only while user code of one execution runs; the order must name that execution's number.
-- The value of the handler is caught by C code, list.extend over starmap, between whose steps no signal handler
-  runs. So "has returned" is one fact, `returned`, without a gap between the return and an assignment, in which
-  the exception would take the place of a value already computed.
+- `_deliver` is set only while user code of one execution runs; the order must name that execution's number. -
+The value of the handler is caught by C code, list.extend over starmap, between whose steps no signal handler
+  runs. So "has returned" is one fact, `returned`, without a gap between the return and an assignment, in
+  which the exception would take the place of a value already computed.
 - What arrives before user code starts is found by the look when it starts.
 """
 
@@ -70,8 +70,8 @@ class Interrupter:
         prepare: Callable[[], None] | None = None,
         deliver: Deliver = raise_here,
     ) -> None:
-        """Calls `prepare`, then `handler`. Interruptions are raised in `prepare`, and given to `deliver` during
-        `handler`."""
+        """Calls `prepare`, then `handler`. Interruptions are raised in `prepare`, and given to `deliver`
+        during `handler`."""
         self.returned, self.error = [], None
         try:
             self._deliver = raise_here
@@ -81,7 +81,8 @@ class Interrupter:
             self._deliver = deliver
             self.returned.extend(starmap(handler, _ONCE))
         except BaseException as error:  # noqa: BLE001 - SystemExit and the like are failures of the task
-            # Plain stores, no calls: signal handlers that the task left behind run at calls and could raise there.
+            # Plain stores, no calls: signal handlers that the task left behind run at calls and could raise
+            # there.
             self.error = error
             self._deliver = None
         self._deliver = None

@@ -1,4 +1,5 @@
-"""What one execution may use up: the record's values win over the declaration's, those over the settings'. Pure."""
+"""What one execution may use up: the record's values win over the declaration's, those over the settings'.
+Pure."""
 
 from __future__ import annotations
 

@@ -16,8 +16,8 @@ _FACTS = ("task_id", "task_type", "queue", "attempt")
 
 
 def set_up(settings: Settings, **who: Any) -> None:
-    """`who` (slot=3, pid=4711 …) goes on each line. An application that has given the root logger handlers of its
-    own keeps them."""
+    """`who` (slot=3, pid=4711 …) goes on each line. An application that has given the root logger handlers of
+    its own keeps them."""
     root = logging.getLogger()
     if root.handlers:
         return

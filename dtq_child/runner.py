@@ -1,8 +1,8 @@
 """Runs one handler under its guards and says what happened; what becomes of it, `outcome.decide` says (R26).
 
-The row says `executing`, with the deadlines, before any code of the application runs, and `settling` only when the
-outcome is bytes in hand. So whatever hangs in between, a hook and the writing of the result included, is inside
-the deadline, and a task whose outcome exists is never blamed for a Redis that is away.
+The row says `executing`, with the deadlines, before any code of the application runs, and `settling` only
+when the outcome is bytes in hand. So whatever hangs in between, a hook and the writing of the result
+included, is inside the deadline, and a task whose outcome exists is never blamed for a Redis that is away.
 """
 
 from __future__ import annotations
@@ -80,8 +80,8 @@ class Runner:
         self._guards.close()
 
     def run(self, delivery: Delivery, claim_sent: float) -> Outcome:
-        """Executes `delivery`, claimed by a command sent at `claim_sent` (monotonic seconds). Whatever the handler
-        does short of ending the process, there is an outcome."""
+        """Executes `delivery`, claimed by a command sent at `claim_sent` (monotonic seconds). Whatever the
+        handler does short of ending the process, there is an outcome."""
         task = self._app.find(delivery.task_type)
         limits = self._limits(task, delivery)
         started, before = time.monotonic(), _usage(_SELF)
@@ -201,9 +201,9 @@ class Runner:
     def _guarded(self, step: Callable[..., None], *arguments: Any) -> None:
         """Runs a step that calls code of the application, then puts back what that changed.
 
-        A signal handler that the application left behind may raise anywhere in here. Each retry gets further, the
-        second with all signals held; what a third one raised would end the process, which is a crash and recovered
-        as one."""
+        A signal handler that the application left behind may raise anywhere in here. Each retry gets further,
+        the second with all signals held; what a third one raised would end the process, which is a crash and
+        recovered as one."""
         try:
             step(*arguments)
             changed = self._guards.restore()

@@ -19,6 +19,8 @@ from dtq_child.settings import Settings
 YEAR_S = 31536000
 _NEEDS = re.compile(r"^--!(include|lazily) (\w+)$", re.MULTILINE)
 _EXPORTS = re.compile(r"^--!exports (.+)$", re.MULTILINE)
+_FUNCTION = re.compile(r"^local function (?P<name>\w+)(?:.* end\n|.*\n(?:(?!end$).*\n)*end\n)", re.MULTILINE)
+_WORD = re.compile(r"\w+")
 _COMMENT = re.compile(r"^\s*--.*$\n?", re.MULTILINE)
 
 
@@ -54,11 +56,25 @@ class Constants:
             max_crashes=settings.max_crashes,
         )
 
-    def as_lua(self) -> str:
-        head = f"local KEEP_S = {max(self.retention_s, YEAR_S)}\n"
-        return head + "\n".join(
-            f"local {name.upper()} = {getattr(self, name)}" for name in self.__dataclass_fields__
-        )
+    def as_lua(self) -> dict[str, str]:
+        values = {name.upper(): str(getattr(self, name)) for name in self.__dataclass_fields__}
+        return {"KEEP_S": str(max(self.retention_s, YEAR_S)), **values}
+
+
+def _names_as_lua(keys: Keys) -> dict[str, str]:
+    """The keys that are one of a kind, by what scripts call them."""
+    names = {
+        "SCHEDULE": keys.schedule,
+        "CLAIMED": keys.claimed,
+        "DEAD_LETTERS": keys.dead_letter,
+        "AUDIT": keys.audit,
+        "CANCELLED": keys.cancelled,
+        "RECENT": keys.recent,
+        "QUEUES": keys.queues,
+        "HINT": keys.hint,
+        "EVENTS": keys.events,
+    }
+    return {name: _quoted(key) for name, key in names.items()}
 
 
 def _quoted(text: str) -> str:
@@ -81,15 +97,20 @@ def names() -> list[str]:
     return sorted(name[:-4] for name in files if name.endswith(".lua") and not name.startswith("_"))
 
 
-def assemble(name: str, present: frozenset[str] = frozenset()) -> str:
-    """The script with what it needs before it, each part once, in order of need; comments left out.
+def assemble(name: str) -> str:
+    """The script with what it needs before it, each part once, in order of need; comments and unused functions
+    left out.
 
     `--!include x` puts the part there as it is. `--!lazily x` wraps it into a function that is called when
-    one of its exports is: a server makes the closures of a script anew at every call, which for rarely used
-    parts costs more than the work itself (25 of 60 µs a turn before). A part must not be lazy for one and
-    plain for another of the same script if it keeps a state of its own."""
+    one of its exports is. Both for the same reason: a server makes the closures of a script anew at every
+    call, which costs more than the work itself if the script carries all that it hardly ever uses. A part
+    must not be lazy for one and plain for another of the same script if it keeps a state of its own."""
+    return _used(_gather(name, frozenset()))
+
+
+def _gather(name: str, present: frozenset[str]) -> list[Block]:
     done = set(present)
-    parts: list[str] = []
+    blocks: list[Block] = []
 
     def add(file: str) -> None:
         if file in done:
@@ -99,19 +120,56 @@ def assemble(name: str, present: frozenset[str] = frozenset()) -> str:
             if how == "include":
                 add(f"_{needed}")
             elif not done & {f"_{needed}", f"lazy _{needed}"}:
-                parts.append(_lazy(f"_{needed}", frozenset(done)))
+                blocks.extend(
+                    _lazy(f"_{needed}", frozenset(file for file in done if not file.startswith("lazy")))
+                )
                 done.add(f"lazy _{needed}")
-        parts.append(_COMMENT.sub("", source(file)))
+        blocks.extend(_blocks(_COMMENT.sub("", source(file))))
 
     add(name)
-    return "\n".join(parts)
+    return blocks
 
 
-def _lazy(file: str, present: frozenset[str]) -> str:
+@dataclass(frozen=True, slots=True)
+class Block:
+    """A stretch of a script: a function of the top level by its name, or what stands between two ("").
+    `own`: names that it makes for itself."""
+
+    name: str
+    text: str
+    own: frozenset[str] = frozenset()
+
+
+def _blocks(text: str) -> list[Block]:
+    """The functions of the top level begin with `local function` and end with `end`, both at the margin."""
+    found: list[Block] = []
+    at = 0
+    for match in _FUNCTION.finditer(text):
+        found += [Block("", text[at : match.start()]), Block(match["name"], match[0])]
+        at = match.end()
+    return [*found, Block("", text[at:])]
+
+
+def _lazy(file: str, present: frozenset[str]) -> list[Block]:
     exports = _EXPORTS.findall(source(file))[0].split()
     table = ", ".join(f"{name} = {name}" for name in exports)
-    stubs = "".join(f"local function {name}(...) return part{file}().{name}(...) end\n" for name in exports)
-    return f"local function part{file}()\n{assemble(file, present)}\nreturn {{ {table} }}\nend\n{stubs}"
+    inner = [*_gather(file, present), Block("", f"return {{ {table} }}\n")]
+    own = frozenset(block.name for block in inner if block.name)
+    part = Block(f"part{file}", f"local function part{file}()\n{_used(inner)}end\n", own)
+    return [part] + [
+        Block(name, f"local function {name}(...) return part{file}().{name}(...) end\n") for name in exports
+    ]
+
+
+def _used(blocks: list[Block]) -> str:
+    """The blocks without the functions that nothing after them names."""
+    kept: list[str] = []
+    words: set[str] = set()
+    for block in reversed(blocks):
+        if not block.name or block.name in words:
+            kept.append(block.text)
+            words.update(set(_WORD.findall(block.text)) - block.own)
+    return "".join(reversed(kept))
 
 
 class Scripts:
@@ -119,13 +177,21 @@ class Scripts:
 
     def __init__(self, keys: Keys, constants: Constants) -> None:
         self.keys = keys
-        self._head = f"local P, GROUP = {_quoted(keys.prefix)}, '{GROUP}'\n{constants.as_lua()}\n"
+        known = {
+            "P": _quoted(keys.prefix),
+            "GROUP": f"'{GROUP}'",
+            **constants.as_lua(),
+            **_names_as_lua(keys),
+        }
+        self._known = known
+        self._places = re.compile(rf"(?<![\w'])({'|'.join(known)})(?![\w'])")
         self._texts: dict[str, bytes] = {}
         self._shas: dict[str, str] = {}
 
     def text(self, name: str) -> bytes:
         if name not in self._texts:
-            self._texts[name] = (self._head + assemble(name)).encode()
+            text = self._places.sub(lambda match: self._known[match[1]], assemble(name))
+            self._texts[name] = text.encode()
         return self._texts[name]
 
     def sha(self, name: str) -> str:

@@ -89,8 +89,8 @@ class Ending:
             say("warning", "unsettled", {"count": self._settler.pending()})
         self._duties.stop()
         late = self._duties.join(deadline - 0.2)
-        for duty in late:
-            say("warning", "unfinished", {"duty": duty})
+        if late:
+            say("warning", "unfinished", {"duties": ", ".join(late)})
         if "heartbeat" not in late:
             within(deadline - time.monotonic(), self._farewell)
 

@@ -40,7 +40,7 @@ WORDS: Mapping[str, str] = {
     "left_behind": "child {slot} (pid {pid}) was killed and does not end; it is left behind",
     "strangers_killed": "{count} processes that tasks had left behind were killed",
     "unsettled": "{count} deaths could not be told to Redis in time: their leases run out",
-    "unfinished": "{duty} did not end in time",
+    "unfinished": "threads that were still busy at the end: {duties}",
     "stopped": "stopped, exit code {exit_code}",
     # the template
     "imported": "template g{generation} (pid {pid}) imported {app} in {seconds:.2f} s: {types} task types",

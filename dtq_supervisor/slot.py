@@ -112,8 +112,8 @@ class Slot:
         return self.life == life and self.state in ALIVE
 
     def hold(self, now: float, *, killed: bool = False) -> float:
-        """Notes one more failed boot and says how long to wait: 0.5 s doubling to 30 s. `killed`: from outside,
-        which says nothing about the next one; a few in a row are forgiven."""
+        """Notes one more failed boot and says how long to wait: 0.5 s doubling to 30 s. `killed`: from
+        outside, which says nothing about the next one; a few in a row are forgiven."""
         delay = BACKOFF_KILLED_S if killed and self.failures < FORGIVEN else backoff(self.failures)
         self.failures += 1
         self.held_until = now + delay

@@ -20,7 +20,6 @@ from dtq_child.row import Phase, Row
 from dtq_supervisor.crew import Crew, Dumped, watched
 from dtq_supervisor.deadlines import (
     NO_GAP,
-    Watched,
     confirmed,
     gap_between,
     next_look,
@@ -255,7 +254,10 @@ class Supervisor:
 
     def _alarms(self) -> list[Alarm]:
         ok_since = self._seat.redis_ok.ok_since()
-        seen: list[Watched] = [watched(slot, row) for slot, row in self._rows if slot.is_now(row.life)]
+        # A slot may have died, or been given away, since its row was read.
+        seen = [
+            watched(slot, row) for slot, row in self._rows if slot.state in RUNNING and slot.is_now(row.life)
+        ]
         return self._pool.alarms() + [a for row in seen for a in row_alarms(row, ok_since, self._gap)]
 
     # Tell the duties, and sleep.

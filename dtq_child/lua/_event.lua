@@ -1,4 +1,4 @@
---!include base
+--!include lean
 -- Events: one line of JSON on <prefix>events. Best effort: a failing PUBLISH changes no outcome.
 local event_number, event_date = 0, nil
 

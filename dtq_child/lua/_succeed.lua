@@ -10,7 +10,9 @@ local function succeed(id, delivery, v, worker, consumer, facts, result, size, f
   local unavailable = flag ~= 'truncated' and flag or ''
   if kept == '1' then
     local reply = try('SET', P .. 'result:' .. id, result, 'EX', RESULT_RETENTION_S)
-    if type(reply) == 'table' and reply.err then unavailable, size = 'Redis refused to store it: ' .. reply.err, '' end
+    if type(reply) == 'table' and reply.err then
+      unavailable, size = 'Redis refused to store it: ' .. string.match(reply.err, '^(.-)%s*$'), ''
+    end
   end
   call('DEL', KEYS[1])
   local execution = '{"worker_id":"' .. worker .. '","consumer":"' .. consumer .. '","attempt":' .. (v[5] or '0') .. ',"started_at_ms":' .. (v[6] or 'null')

@@ -5,6 +5,7 @@
 --   type and JSON of its declaration, then the fields of the hash and their values.
 -- Returns: 1 if it was not known, else 0.
 -- Atomic because a member of `workers` without a hash is taken for a dead one.
+unrefusable()
 local worker, ttl, age = ARGV[2], ARGV[3], tonumber(ARGV[4])
 local at = 6
 local queues, types = tonumber(ARGV[5]), 0

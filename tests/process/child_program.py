@@ -1,5 +1,5 @@
-"""One child as a program: child_program.py JSON. It maps the scoreboard of the test that started it, and takes
-that test for its supervisor."""
+"""One child as a program: child_program.py JSON. It maps the scoreboard of the test that started it, and
+takes that test for its supervisor."""
 
 from __future__ import annotations
 

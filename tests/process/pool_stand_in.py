@@ -1,4 +1,5 @@
-"""What a supervisor is for its children: a scoreboard that somebody stamps, rows, bells; without the rest of it."""
+"""What a supervisor is for its children: a scoreboard that somebody stamps, rows, bells; without the rest of
+it."""
 
 from __future__ import annotations
 
@@ -32,7 +33,8 @@ ROOT = PROGRAM.parents[2]
 
 
 class StandIn:
-    """Starts children as subprocesses. `url` is what they are told; the test enqueues at the server itself."""
+    """Starts children as subprocesses. `url` is what they are told; the test enqueues at the server
+    itself."""
 
     def __init__(
         self, server: RedisServer, folder: Path, *, url: str | None = None, rows: int = 2, **settings: Any
@@ -117,9 +119,8 @@ class StandIn:
         return self._log(row).read_text()
 
     def row(self, row: int = 0) -> Row:
-        read = self.board.read_row(row)
-        assert read is not None
-        return read
+        """None is what a reader gets whose looks all fell into one write of a child that was not running."""
+        return until(lambda: self.board.read_row(row), 5, "the row cannot be read")
 
     def executing(self, row: int = 0) -> bool:
         return self.row(row).phase is Phase.EXECUTING

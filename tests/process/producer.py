@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import uuid
+from collections.abc import Iterable
 from types import TracebackType
 from typing import Any, Self
 
@@ -30,14 +31,29 @@ class Producer:
         self, name: str, arguments: dict[str, Any] | None = None, *, timeout: float = 60.0, **options: Any
     ) -> str:
         """Enqueues one probe task and returns its id."""
-        task_id = uuid.uuid4().hex
-        payload = json.dumps(arguments or {}).encode()
-        call = Call(task_id, "default", name, payload, timeout_ms=round(timeout * 1000), **options)
+        call = self._call(name, arguments, timeout, **options)
         self._broker.enqueue([call])
-        return task_id
+        return call.task_id
+
+    def send_together(
+        self, tasks: Iterable[tuple[str, dict[str, Any]]], *, timeout: float = 60.0, **options: Any
+    ) -> list[str]:
+        """Enqueues some in one step, so that a child finds all or none of them. Returns their ids in order."""
+        calls = [self._call(name, arguments, timeout, **options) for name, arguments in tasks]
+        self._broker.enqueue(calls)
+        return [call.task_id for call in calls]
+
+    def _call(self, name: str, arguments: dict[str, Any] | None, timeout: float, **options: Any) -> Call:
+        payload = json.dumps(arguments or {}).encode()
+        timeout_ms = round(timeout * 1000)
+        return Call(uuid.uuid4().hex, "default", name, payload, timeout_ms=timeout_ms, **options)
 
     def cancel(self, task_id: str) -> str:
         return self._broker.cancel(task_id)
+
+    def depth(self) -> int:
+        """Tasks that wait or run."""
+        return self._broker.depth("default")
 
     def record(self, task_id: str) -> Record:
         record = self._broker.record(task_id)

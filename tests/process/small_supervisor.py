@@ -7,7 +7,6 @@ it watches its processes and templates as a main loop does.
 
 from __future__ import annotations
 
-import json
 import os
 import resource
 import select
@@ -23,7 +22,7 @@ import orjson
 import psutil
 
 from dtq_child import prctl
-from dtq_child.scoreboard import Row, Scoreboard
+from dtq_child.scoreboard import Scoreboard
 from dtq_child.settings import defaults
 from dtq_supervisor.death import OomWatch, cause
 from dtq_supervisor.dumps import Dumps
@@ -48,6 +47,7 @@ class SmallSupervisor:
         self.generations: dict[int, TemplateHandle] = {}
         self.messages: list[dict[str, Any]] = []
         self.exits: list[dict[str, Any]] = []
+        self.last_exit: dict[int, Exit] = {}
 
     # Templates and children.
 
@@ -100,7 +100,8 @@ class SmallSupervisor:
         return self.processes.strangers_collected
 
     def row(self, index: int) -> Any:
-        return _plain(self.board.read_row(index))
+        row = self.board.read_row(index)
+        return None if row is None else asdict(row)
 
     def descriptors(self) -> int:
         return len(descriptors(os.getpid()))
@@ -131,7 +132,7 @@ class SmallSupervisor:
 
     def cause(self, slot: int, verdict: str = "", killed: int = 1) -> dict[str, Any]:
         """Of the last exit of that slot, whose row must be untouched since."""
-        end: Exit = next(end["exit"] for end in reversed(self.exits) if end.get("slot") == slot)
+        end = self.last_exit[slot]
         oom = self.watch.evidence(killed)
         found = Verdict(verdict) if verdict else None  # type: ignore[arg-type]
         return cause(end, self.board.read_row(slot), found, oom, self.dumps.read(slot))
@@ -172,9 +173,7 @@ class SmallSupervisor:
                 line = lines.readline()
                 if not line:
                     return
-                answer = self._obey(orjson.loads(line))
-                sys.stdout.buffer.write(orjson.dumps(answer, default=_plain) + b"\n")
-                sys.stdout.buffer.flush()
+                _write(orjson.dumps(self._obey(orjson.loads(line))) + b"\n")
 
     def _obey(self, order: Mapping[str, Any]) -> dict[str, Any]:
         try:
@@ -192,11 +191,11 @@ class SmallSupervisor:
 
     def _collect(self) -> None:
         for end in self.processes.collect():
-            facts = {"exit": end, "pid": end.pid, "code": end.code, "signal": end.signal}
-            facts.update(max_rss_bytes=end.max_rss_bytes, cpu_ms=end.cpu_ms)
+            facts = {"pid": end.pid, "code": end.code, "signal": end.signal}
             match end.who:
                 case Child(slot, life):
                     self.exits.append({**facts, "slot": slot, "life": life})
+                    self.last_exit[slot] = end
                 case TemplateProcess(generation):
                     handle = self.templates.pop(generation)
                     self.messages += handle.receive()
@@ -205,12 +204,9 @@ class SmallSupervisor:
                     self.exits.append({**facts, "generation": generation})
 
 
-def _plain(value: Any) -> Any:
-    if isinstance(value, Row):
-        return json.loads(orjson.dumps(asdict(value)))
-    if isinstance(value, Exit):
-        return None
-    return value
+def _write(line: bytes) -> None:
+    while line:
+        line = line[os.write(1, line) :]
 
 
 if __name__ == "__main__":

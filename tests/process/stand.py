@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import select
 import signal
 import subprocess
 import sys
@@ -16,6 +17,7 @@ from tests.support.processes import Process, look, tree
 from tests.support.waiting import until
 
 ROOT = Path(__file__).resolve().parents[2]
+ANSWER_S = 60.0
 APP = """
 from dtq_child import App
 
@@ -65,6 +67,8 @@ class Stand:
         assert self.process.stdout is not None
         self.process.stdin.write(json.dumps({"do": what, "with": arguments}).encode() + b"\n")
         self.process.stdin.flush()
+        if not select.select([self.process.stdout], [], [], ANSWER_S)[0]:
+            raise AssertionError(f"no answer to {what} within {ANSWER_S:g} s:\n{self.log()}")
         line = self.process.stdout.readline()
         assert line, f"the small supervisor died:\n{self.log()}"
         answer = json.loads(line)

@@ -458,8 +458,8 @@ def test_an_outcome_waits_for_redis_and_is_settled_once(
 def test_a_lost_reply_costs_no_task_and_no_second_outcome(
     stand_in: Starter, start_proxy: Callable[[int], FaultProxy], any_redis: RedisServer, tmp_path: Path
 ) -> None:
-    """The reply to a turn that settled one task and began another never comes: the first is `already` settled,
-    the other is found under our own name and begins again."""
+    """The reply to a turn that settled one task and began another never comes: the first is `already`
+    settled, the other is found under our own name and begins again."""
     proxy = start_proxy(any_redis.port)
     pool = stand_in(url=proxy.url)
     pool.start()

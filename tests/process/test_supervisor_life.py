@@ -143,6 +143,70 @@ def test_a_dead_template_is_replaced_and_its_children_go_on(
     until(lambda: any(" g2: " in p.title for p in pool.tree() if p.title.startswith("dtq-child")), 5)
 
 
+MOODY = """
+import os, time
+from dtq_child import App
+
+app = App()
+
+@app.on_child_start
+def boot() -> None:
+    while os.path.exists("hang"):
+        time.sleep(0.01)
+    if os.path.exists("fail"):
+        os._exit(3)
+"""
+
+
+@pytest.fixture
+def moody(
+    tmp_path: Path, start_supervisor: SupervisorStarter, redis_server: RedisServer
+) -> SupervisorProcess:
+    """Two children of an application that boots as it likes: files in the folder decide."""
+    (tmp_path / "moody.py").write_text(MOODY)
+    env = {"PYTHONPATH": f"{tmp_path}:{ROOT}"}
+    pool = start_supervisor("moody:app", server=redis_server, flags=["--boot-timeout", "2"], env=env)
+    return pool.wait_ready()
+
+
+def test_a_child_that_hangs_while_it_boots_is_killed_and_the_next_one_tried(
+    moody: SupervisorProcess,
+) -> None:
+    hang = moody.folder / "hang"
+    hang.touch()
+    victim = moody.child_pids()[0]
+    os.kill(victim, signal.SIGKILL)
+    until(lambda: "is killed (boot)" in moody.log(), 5, moody.describe)
+    hang.unlink()
+    stands_again(moody, without={victim}, timeout=5)
+
+
+def test_children_that_die_while_they_boot_are_forked_less_and_less_and_the_pool_lives(
+    moody: SupervisorProcess,
+) -> None:
+    fail = moody.folder / "fail"
+    fail.touch()
+    dead = set(moody.child_pids())
+    begun = time.monotonic()
+    for pid in dead:
+        os.kill(pid, signal.SIGKILL)
+    until(lambda: time.monotonic() - begun > 4.0, 5)
+    tries = moody.log().count("did not start")
+    assert 2 * 2 <= tries <= 2 * 4  # after 0, 0.5, 1.5 and 3.5 s, in both slots
+    fail.unlink()
+    stands_again(moody, without=dead, timeout=8)
+
+
+def test_a_template_that_does_not_answer_is_replaced(moody: SupervisorProcess) -> None:
+    hung, victim = moody.template(), moody.child_pids()[0]
+    hung.suspend()
+    os.kill(victim, signal.SIGKILL)
+    until(lambda: "template g1 is lost: it does not answer" in moody.log(), 5, moody.describe)
+    stands_again(moody, without={victim}, timeout=8)
+    assert moody.template().pid != hung.pid
+    assert not hung.is_running()
+
+
 # --- timeouts and cancel
 
 
@@ -216,6 +280,22 @@ def test_a_cancelled_task_is_told_and_one_that_does_not_listen_is_killed(
     assert alive(polite)
     assert [producer.status(task_id) for task_id in (listens, deaf)] == [Status.CANCELLED] * 2
     stands_again(pool, without={stubborn})
+
+
+@pytest.mark.slow
+def test_a_child_that_cannot_settle_while_we_have_redis_is_killed_and_counted_as_a_crash(
+    start_supervisor: SupervisorStarter, redis_server: RedisServer, start_proxy: ProxyStarter, ledger: Ledger
+) -> None:
+    proxy = start_proxy(redis_server.port)
+    pool = start_supervisor(server=redis_server, url=proxy.url, procs=1).wait_ready()
+    with Producer(redis_server) as producer:
+        task_id = producer.send("note", {"value": 1})
+        # A settle names its task and carries the outcome; nothing else of that child is touched.
+        proxy.drop_request(lambda words: b"ok" in words and task_id.encode() in words, count=100)
+        pid = started(ledger, task_id)
+        until(lambda: not alive(pid), 25, pool.describe)
+        assert f"(pid {pid}) is killed (stuck)" in pool.log()
+        until(lambda: producer.record(task_id).number("crashes") == 1, 5, pool.describe)
 
 
 # --- the stop
@@ -423,6 +503,35 @@ def test_an_import_that_takes_too_long_ends_it_with_4(
     done = run(tmp_path, "slow:app", "--procs", "1", "--redis-url", url, "--boot-timeout", "1.5", *flags)
     assert done.returncode == 4, done.stderr
     assert "--boot-timeout" in done.stderr
+
+
+def test_an_application_that_is_not_where_it_is_said_to_be_is_bad_configuration(
+    tmp_path: Path, redis_server: RedisServer
+) -> None:
+    (tmp_path / "empty.py").write_text("from dtq_child import App\ntasks = App()")
+    for name, fix in (("empty:app", "empty:tasks"), ("nowhere:app", "start in the application's folder")):
+        done = run(tmp_path, name, "--redis-url", redis_server.url)
+        assert done.returncode == 78, done.stderr
+        assert fix in done.stderr
+
+
+def test_an_application_that_enqueues_elsewhere_is_bad_configuration(
+    tmp_path: Path, redis_server: RedisServer
+) -> None:
+    (tmp_path / "elsewhere.py").write_text("from dtq_child import App\napp = App(key_prefix='other:')")
+    done = run(tmp_path, "elsewhere:app", "--redis-url", redis_server.url)
+    assert done.returncode == 78, done.stderr
+    assert "other:" in done.stderr
+
+
+def test_a_stop_does_not_wait_for_an_import(
+    tmp_path: Path, start_supervisor: SupervisorStarter, redis_server: RedisServer
+) -> None:
+    (tmp_path / "slow.py").write_text("import time; time.sleep(60)")
+    env = {"PYTHONPATH": f"{tmp_path}:{ROOT}"}
+    pool = start_supervisor("slow:app", server=redis_server, env=env)
+    until(pool.templates, 10, pool.describe)
+    assert pool.stop(timeout=3) == 0
 
 
 def test_bad_configuration_is_78_with_a_line_for_each_problem(tmp_path: Path) -> None:

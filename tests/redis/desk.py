@@ -109,7 +109,7 @@ class Desk:
     def status(self, task_id: str) -> str | None:
         return cast("str | None", self.redis.hget(self.keys.task(task_id), "status"))
 
-    def edit(self, task_id: str, **fields: Any) -> None:
+    def edit(self, task_id: str, /, **fields: Any) -> None:
         self.redis.hset(self.keys.task(task_id), mapping=fields)
 
     def execution(self, task_id: str, delivery: int) -> dict[str, Any]:
@@ -145,19 +145,20 @@ class Desk:
     def places(self) -> Places:
         return snapshot(self.redis, self.keys.prefix)
 
-    def everything(self) -> dict[bytes, bytes]:
+    def everything(self) -> dict[bytes, object]:
         """Every key with its value, and whether it ends: equal before and after whatever changed nothing."""
-        ask = self.server.client()
-        keys = sorted(cast(list[bytes], ask.keys("*")))
-        pipe: Any = ask.pipeline(transaction=True)
+        ask: Any = self.server.client()
+        keys = sorted(ask.keys("*"))
+        pipe = ask.pipeline()
         for key in keys:
-            pipe.dump(key)
+            pipe.type(key)
             pipe.pttl(key)
         answers = pipe.execute()
-        return {
-            key: value + (b" for ever" if left == -1 else b" for a time")
-            for key, value, left in zip(keys, answers[::2], answers[1::2], strict=True)
-        }
+        for key, kind in zip(keys, answers[::2], strict=True):
+            # The order within a hash or a set may change by itself, so their DUMP does.
+            getattr(pipe, {b"hash": "hgetall", b"set": "smembers"}.get(kind, "dump"))(key)
+        ends = (left != -1 for left in answers[1::2])
+        return dict(zip(keys, zip(pipe.execute(), ends, strict=True), strict=True))
 
     def events(self) -> list[dict[str, Any]]:
         """What was published since this was last asked."""

@@ -189,7 +189,7 @@ def test_a_full_redis_keeps_leases(scene: Scene) -> None:
     scene.server.cli("XACK", without_entry.stream, "workers", without_entry.entry_id)
     scene.age(token, 25_000)
     scene.fill_memory()
-    assert renew(scene, holding(token), holding(without_entry)) == ["ours", "ours"]
+    assert renew(scene, holding(without_entry), holding(token)) == ["ours", "ours"]
     assert (scene.pending(token) or ("", 10**9))[1] < 5000
     assert scene.broker.cancel(token.task_id) == "stopping"
     assert look(scene, holding(token)) == ["cancelled"]

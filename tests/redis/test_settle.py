@@ -1,4 +1,4 @@
-"""A child settles: once, under its whole token, and nothing else counts (R9, R10, R11, R16, R19, R20, R21)."""
+"""A child settles: once, under its whole token, and nothing else counts (R9 to R11, R16, R19 to R21)."""
 
 from __future__ import annotations
 

@@ -9,6 +9,7 @@ throughput.
 from __future__ import annotations
 
 import asyncio
+import builtins
 import ctypes
 import functools
 import os
@@ -21,7 +22,7 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any, NoReturn, ParamSpec, TypeVar
 
-from dtq_child import App, RejectTask, RetryTask, current_task
+from dtq_child import App, RejectTask, RetryTask, SoftTimeout, current_task
 from tests.support.ledger import Ledger
 
 P = ParamSpec("P")
@@ -46,7 +47,7 @@ def noted(handler: Callable[P, R]) -> Callable[P, R]:
 
     @functools.wraps(handler)
     def probe(*args: P.args, **kwargs: P.kwargs) -> R:
-        note("start", crashes=current_task().crashes)
+        note("start", crashes=current_task().crashes, deadline=current_task().deadline)
         try:
             result = handler(*args, **kwargs)
         except BaseException as error:
@@ -61,7 +62,7 @@ def noted(handler: Callable[P, R]) -> Callable[P, R]:
 def noted_async(handler: Callable[P, Awaitable[R]]) -> Callable[P, Awaitable[R]]:
     @functools.wraps(handler)
     async def probe(*args: P.args, **kwargs: P.kwargs) -> R:
-        note("start", crashes=current_task().crashes)
+        note("start", crashes=current_task().crashes, deadline=current_task().deadline)
         try:
             result = await handler(*args, **kwargs)
         except BaseException as error:
@@ -110,12 +111,39 @@ def spin(seconds: float) -> int:
     return rounds
 
 
+@app.task(name="spin_until")
+@noted
+def spin_until(path: str) -> int:
+    """Burns a core in Python code until the test makes the file."""
+    rounds = 0
+    while rounds % 10_000 or not os.path.exists(path):
+        rounds += 1
+    return rounds
+
+
 @app.task(name="wait_for_file")
 @noted
 def wait_for_file(path: str) -> None:
     """Runs until the test makes the file."""
     while not os.path.exists(path):
         time.sleep(POLL_SECONDS)
+
+
+@app.task(name="hang_first")
+@noted
+def hang_first(seconds: float, stuck: bool = False, then: str = "") -> int:
+    """In its first delivery it sleeps that long, if `stuck` in one C call that holds the GIL.
+
+    Later ones return at once, or when the file `then` exists. Returns the number of the delivery.
+    """
+    delivery = current_task().delivery
+    if delivery == 1 and stuck:
+        sleep_in_c(seconds)
+    elif delivery == 1:
+        time.sleep(seconds)
+    while delivery > 1 and then and not os.path.exists(then):
+        time.sleep(POLL_SECONDS)
+    return delivery
 
 
 # -- failing
@@ -173,6 +201,26 @@ def swallow(kind: str, seconds: float) -> int:
     return count
 
 
+@app.task(name="tidy")
+@noted
+def tidy(seconds: float) -> str:
+    """Sleeps that long; ends early and well, if it is told of its soft timeout, which it notes as "told"."""
+    try:
+        time.sleep(seconds)
+    except SoftTimeout:
+        note("told")
+        return "told"
+    return "not told"
+
+
+@app.task(name="raise_base")
+@noted
+def raise_base(name: str) -> NoReturn:
+    """Raises the exception of builtins that has this name."""
+    kind: type[BaseException] = getattr(builtins, name)
+    raise kind("told to")
+
+
 # -- stuck, deaf, greedy
 
 
@@ -203,6 +251,13 @@ def ignore_term(seconds: float) -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, signal.SIG_IGN)
     time.sleep(seconds)
+
+
+@app.task(name="read_fifo")
+@noted
+def read_fifo(path: str) -> str:
+    """Opens a FIFO to which nobody writes, and waits there for ever."""
+    return Path(path).read_text()
 
 
 @app.task(name="eat_memory")

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from dtq_child.app import App
+from dtq_child.guards import quiet_strays
 from dtq_child.runner import Runner
 from dtq_child.scoreboard import Execution, Order, Phase, Row, Scoreboard
 from dtq_child.settings import defaults
@@ -86,9 +87,14 @@ def runner_bench() -> Iterator[Bench]:
     """The process is as before afterwards."""
     threads = threading.active_count()
     before = {number: signal.getsignal(number) for number in signal.valid_signals()}
+    quiet_strays()
     board = Scoreboard.create(1)
     board.reset_row(0, 1, may_claim=True)
-    app, stopping = App(), lambda: bench.stopping
+    app = App()
+
+    def stopping() -> bool:
+        return bench.stopping
+
     bench = Bench(app, board, Runner(app, defaults(), board.child_row(0), stopping))
     try:
         yield bench

@@ -1,4 +1,5 @@
-"""Signals at every possible instant: an outcome is never lost, and nothing is raised where it is not meant."""
+"""Signals at every possible instant: an outcome is never lost, and nothing is raised where it is not
+meant."""
 
 from __future__ import annotations
 
@@ -33,8 +34,8 @@ def bench() -> Iterator[Bench]:
 
 
 class StepByStep:
-    """Strikes (raises a signal) before the n-th bytecode of our own code. Python runs the handler at once, which is
-    harsher than life: it looks for signals at calls and backward jumps only."""
+    """Strikes (raises a signal) before the n-th bytecode of our own code. Python runs the handler at once,
+    which is harsher than life: it looks for signals at calls and backward jumps only."""
 
     def __init__(self, strike: Callable[[], None]) -> None:
         self.strike = strike

@@ -1,4 +1,5 @@
-"""One handler under its guards: whatever it does, and whenever a signal comes, there is exactly one outcome."""
+"""One handler under its guards: whatever it does, and whenever a signal comes, there is exactly one
+outcome."""
 
 from __future__ import annotations
 
@@ -8,7 +9,7 @@ import datetime
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -77,7 +78,10 @@ def test_a_task_that_stores_no_result_succeeds_without_one(bench: Bench) -> None
 
 
 def test_a_result_that_json_cannot_carry_does_not_fail_the_task(bench: Bench) -> None:
-    outcome = bench.run(lambda: object())
+    def handler() -> object:
+        return object()
+
+    outcome = bench.run(handler)
     assert outcome.decision.kind == "succeed"
     assert outcome.result is not None
     assert "object" in (outcome.result.unavailable or "")
@@ -353,7 +357,11 @@ def test_hooks_run_inside_the_deadline_and_change_no_outcome(
 def test_what_a_start_hook_sets_in_the_context_is_seen_by_the_handler(bench: Bench) -> None:
     variable = contextvars.ContextVar("variable", default="")
     bench.app.on_task_start(lambda task: variable.set(task.id))
-    assert value_of(bench.run(lambda: variable.get())) == "018f"
+
+    def handler() -> str:
+        return variable.get()
+
+    assert value_of(bench.run(handler)) == "018f"
 
 
 # -- orders of the supervisor
@@ -475,6 +483,12 @@ def test_an_order_while_the_result_is_written_is_dropped(bench: Bench) -> None:
         def utcoffset(self, _when: object) -> datetime.timedelta:
             bench.order(Order.SOFT_TIMEOUT)
             return datetime.timedelta(0)
+
+        def dst(self, _when: object) -> None:
+            return None
+
+        def tzname(self, _when: object) -> str:
+            return "zone"
 
     def handler() -> datetime.datetime:
         return datetime.datetime(2026, 1, 1, tzinfo=Zone())
