@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 
-from dtq_child import App
+from dtq_child import App, current_task
 
 app = App()
 
@@ -24,13 +24,14 @@ def stamp(path: str, sent: int) -> None:
 
 
 @app.task(timeout=120)
-def hold(path: str, seconds: float) -> None:
-    """Notes its process, its task and the time, then sleeps."""
-    note(path, "start")
-    time.sleep(seconds)
-
-
-def note(path: str, word: str) -> None:
-    from_task = os.getpid()
+def hold(path: str, gate: str, spin: bool) -> None:
+    """Notes its task, its process and the time (the monotonic clock's nanoseconds), then runs until the file
+    `gate` exists, with `spin` in Python code that burns a core."""
     with open(path, "ab", buffering=0) as file:
-        file.write(b"%b %d %d\n" % (word.encode(), from_task, time.monotonic_ns()))
+        file.write(b"%b %d %d\n" % (current_task().id.encode(), os.getpid(), time.monotonic_ns()))
+    rounds = 0
+    while rounds % 10_000 or not os.path.exists(gate):
+        if spin:
+            rounds += 1
+        else:
+            time.sleep(0.005)

@@ -147,9 +147,9 @@ class Child:
         if self._outcome is None:
             self._row.claiming(sent)
         parked_so_far = self._board.park_counter
-        want = self._want(sent, parked_so_far)
+        want, held = self._want(sent, parked_so_far), self._held
         try:
-            reply = self._turns.turn(self._outcome, want, self._held)
+            reply = self._turns.turn(self._outcome, want, held)
         except BrokerError as error:
             self._failed(error)
             return None
@@ -160,7 +160,8 @@ class Child:
         # there.
         self._unsure, self._unwanted = False, ()
         self._look_at_park = self._woken = False
-        if want.park and reply.claimed is None:
+        # The park is not looked at when what was pending or held began before it.
+        if want.park and not reply.park_left and (reply.claimed is None or not (want.own or held)):
             self._park_seen = parked_so_far
         if want.everywhere:
             self._looked_everywhere = sent

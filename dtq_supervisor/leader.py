@@ -60,10 +60,11 @@ class Leader(RedisDuty):
         return uniform(0.7, 1.0) * STAND_S
 
     def rest(self, stop: threading.Event, seconds: float) -> None:
-        """Until the time is over, or the pool stops: then the lock is free at once."""
+        """Until the time is over, or the pool stops: then the lock is free at once. Or until a script did not
+        find us leading: it is won again at once if nobody has it."""
         end = time.monotonic() + seconds
         while time.monotonic() < end and not stop.is_set():
-            if self.seat.scoreboard.stopping and self.term.trusted(time.monotonic()):
+            if self.term.doubted() or (self.seat.scoreboard.stopping and self.term.trusted(time.monotonic())):
                 return
             stop.wait(min(_LOOK_S, max(0.0, end - time.monotonic())))
 

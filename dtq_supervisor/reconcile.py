@@ -147,6 +147,7 @@ class Reconciler(RedisDuty):
         try:
             self._round()
         except NotLeading:
+            self._term.doubt()
             self._seen = {}
         except BrokerUnavailable:
             self._next = now

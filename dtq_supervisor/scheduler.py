@@ -73,6 +73,7 @@ class Scheduler(RedisDuty):
             return LOOK_S
         due = claim_due(self.line)
         if due is None:
+            self._term.doubt()
             return LOOK_S
         added = add_claimed(self.line) if due.claimed else None
         if added is not None:

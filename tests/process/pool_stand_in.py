@@ -120,7 +120,9 @@ class StandIn:
 
     def row(self, row: int = 0) -> Row:
         """None is what a reader gets whose looks all fell into one write of a child that was not running."""
-        return until(lambda: self.board.read_row(row), 5, "the row cannot be read")
+        read = until(lambda: self.board.read_row(row), 5, "the row cannot be read")
+        assert read is not None
+        return read
 
     def executing(self, row: int = 0) -> bool:
         return self.row(row).phase is Phase.EXECUTING

@@ -38,7 +38,7 @@ class Producer:
     def send_together(
         self, tasks: Iterable[tuple[str, dict[str, Any]]], *, timeout: float = 60.0, **options: Any
     ) -> list[str]:
-        """Enqueues some in one step, so that a child finds all or none of them. Returns their ids in order."""
+        """Enqueues some in one step: a child finds all or none of them. Returns their ids in order."""
         calls = [self._call(name, arguments, timeout, **options) for name, arguments in tasks]
         self._broker.enqueue(calls)
         return [call.task_id for call in calls]

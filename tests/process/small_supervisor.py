@@ -1,8 +1,8 @@
 """A supervisor with hands and no head: does what the test says, line by line, and tells what it has seen.
 
 A process of its own, because it collects the exits of all its children and adopts orphans. It reads one JSON
-object a line, `{"do": method, "with": arguments}`, answers `{"answer": …}` or `{"error": …}`, and between the lines
-it watches its processes and templates as a main loop does.
+object a line, `{"do": method, "with": arguments}`, answers `{"answer": …}` or `{"error": …}`, and between the
+lines it watches its processes and templates as a main loop does.
 """
 
 from __future__ import annotations
@@ -143,11 +143,19 @@ class SmallSupervisor:
         resource.prlimit(pid, kind, (soft, hard))
         return old
 
-    def steal(self, pid: int) -> int:
+    def renew(self, index: int, sent: float) -> None:
+        self.board.renewed(index, sent)
+
+    def watch_memory(self) -> None:
+        """From now on, in the control group where we are now."""
+        self.watch = OomWatch()
+
+    def steal(self, slot: int, life: int) -> None:
         """Takes an exit away from `collect`, as careless code in this process might."""
-        while os.waitpid(pid, 0)[0] != pid:
-            pass
-        return pid
+        pid = self.processes.pid(slot, life)
+        assert pid is not None
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
 
     def burn(self, seconds: float) -> None:
         """A main loop that is busy elsewhere."""

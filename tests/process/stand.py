@@ -8,7 +8,7 @@ import select
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,9 @@ from tests.support.waiting import until
 
 ROOT = Path(__file__).resolve().parents[2]
 ANSWER_S = 60.0
+PATIENCE_S = 30.0
+"""Far more than anything takes, on a machine that does other things, too."""
+
 APP = """
 from dtq_child import App
 
@@ -31,13 +34,13 @@ def work() -> None: ...
 class Stand:
     """A small supervisor in a folder that holds the application `shop`."""
 
-    def __init__(self, folder: Path, rows: int = 4, **options: Any) -> None:
-        """`options` are for the doubles."""
+    def __init__(self, folder: Path, rows: int = 4, within: Sequence[str] = (), **options: Any) -> None:
+        """`within`: a command that runs it; `options` are for the doubles."""
         self.folder = folder
         (folder / "shop.py").write_text(APP)
         self._log = (folder / "log").open("wb")
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "tests.process.small_supervisor", str(rows)],
+            [*within, sys.executable, "-m", "tests.process.small_supervisor", str(rows)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._log,
@@ -87,20 +90,20 @@ class Stand:
         self.fork(generation=generation, slot=slot, life=life)
         until(
             lambda: (row := self.row(index=slot)) and row["life"] == life and row["phase"] >= phase,
-            10,
+            PATIENCE_S,
             lambda: f"row {self.row(index=slot)}, said {self.said()}, log {self.log()}",
         )
         return int(self.row(index=slot)["pid"])
 
-    def message(self, kind: str, timeout: float = 10) -> dict[str, Any]:
+    def message(self, kind: str, timeout: float = PATIENCE_S) -> dict[str, Any]:
         """The last message of that kind, waited for."""
         found = until(lambda: self.said(kind=kind), timeout, lambda: f"said {self.said()}, log {self.log()}")
         return dict(found[-1])
 
-    def end_of(self, slot: int = 0, life: int = 1, timeout: float = 10) -> dict[str, Any]:
+    def end_of(self, slot: int = 0, life: int = 1, timeout: float = PATIENCE_S) -> dict[str, Any]:
         return self.end(timeout, slot=slot, life=life)
 
-    def end(self, timeout: float = 10, **who: Any) -> dict[str, Any]:
+    def end(self, timeout: float = PATIENCE_S, **who: Any) -> dict[str, Any]:
         """The collected exit of that child or template, waited for."""
 
         def found() -> list[dict[str, Any]]:
@@ -111,7 +114,7 @@ class Stand:
     def told(self, name: str, slot: int = 0, life: int = 1) -> str:
         """What that double wrote, waited for."""
         path = self.folder / f"{name}-{slot}.{life}"
-        until(path.exists, 10, lambda: f"no {path.name}; log {self.log()}")
+        until(path.exists, PATIENCE_S, lambda: f"no {path.name}; log {self.log()}")
         return path.read_text()
 
     def die(self) -> None:

@@ -33,7 +33,6 @@ from tests.support.processes import descriptors
 from tests.support.servers import RedisServer
 from tests.support.snapshot import snapshot
 from tests.support.supervisor import SupervisorProcess
-from tests.support.waiting import until
 
 KILLS = 100
 NO_DELAY = '{"base_s":0,"factor":1,"cap_s":0,"jitter":0}'
@@ -59,8 +58,8 @@ class Kill:
 
 @dataclass(slots=True)
 class Massacre:
-    """A pool whose every slot is always busy with a CPU-bound task, more of them waiting, and what was seen of
-    it. Each task runs until its gate is opened."""
+    """A pool whose every slot is always busy with a CPU-bound task while more of them wait, and what was seen
+    of it. Each task runs until its gate is opened."""
 
     pool: SupervisorProcess
     producer: Producer
@@ -73,23 +72,30 @@ class Massacre:
     clients: list[int] = field(default_factory=list)
 
     def run(self) -> None:
-        procs = self.pool.procs
         with Tape(self.pool.server.client()) as tape:
+            # The first one is not counted: with it the last of the supervisor's threads meets Redis.
+            self._send()
+            self._kill(0)
+            self._end(0)
+            self.kills.clear()
             self._count()
-            for _ in range(2 * procs):
-                self._send()
-            for number in range(KILLS):
-                for task_id in self.sent[number : number + procs]:
-                    started(self.ledger, task_id)
-                self._kill(self.sent[number])
-                self._send()
-            for task_id in self.sent:
-                self._gate(self.sent.index(task_id)).touch()
-                self.producer.wait(task_id, Status.SUCCEEDED, PATIENCE_S)
+            self._kill_a_hundred()
+            self._count()
             self.events = tape.play()
-        refilled(self.pool, set(), PATIENCE_S)
-        self._count()
         self.by_task = self.ledger.by_task()
+
+    def _kill_a_hundred(self) -> None:
+        procs = self.pool.procs
+        for _ in range(2 * procs):
+            self._send()
+        for number in range(1, KILLS + 1):
+            for task_id in self.sent[number : number + procs]:
+                started(self.ledger, task_id)
+            self._kill(number)
+            self._gate(number).touch()
+            self._send()
+        for number in range(1, len(self.sent)):
+            self._end(number)
 
     def _gate(self, number: int) -> Path:
         return self.pool.folder / f"gate-{number}"
@@ -97,17 +103,21 @@ class Massacre:
     def _send(self) -> None:
         self.sent.append(self.producer.send("spin_until", {"path": str(self._gate(len(self.sent)))}))
 
-    def _kill(self, task_id: str) -> None:
-        """Kills whoever executes the task, and lets the next one that does go."""
-        pid = started(self.ledger, task_id).pid
+    def _kill(self, number: int) -> None:
+        """Kills whoever executes the task, and waits for the next one that does."""
+        pid = started(self.ledger, self.sent[number]).pid
         with Vigil(pid) as vigil:
-            self.kills.append(Kill(task_id, pid, vigil.kill()))
-        started(self.ledger, task_id, times=2)
-        self._gate(self.sent.index(task_id)).touch()
+            self.kills.append(Kill(self.sent[number], pid, vigil.kill()))
+        started(self.ledger, self.sent[number], times=2)
+
+    def _end(self, number: int) -> None:
+        self._gate(number).touch()
+        self.producer.wait(self.sent[number], Status.SUCCEEDED, PATIENCE_S)
 
     def _count(self) -> None:
         """How many descriptors everybody has, and Redis clients, with all children idle."""
         pool = self.pool
+        refilled(pool, set(), PATIENCE_S)
         everybody = {"supervisor": pool.pid, "template": pool.template().pid}
         everybody |= {f"child {slot}": pid for slot, pid in enumerate(pool.child_pids())}
         self.descriptors.append({who: len(descriptors(pid)) for who, pid in everybody.items()})
@@ -154,7 +164,7 @@ def test_nothing_is_lost_and_nothing_is_settled_twice(massacre: Massacre) -> Non
 
 
 def test_the_killed_tasks_start_twice_and_the_others_once(massacre: Massacre) -> None:
-    killed = {kill.task_id for kill in massacre.kills}
+    killed = {massacre.sent[0], *(kill.task_id for kill in massacre.kills)}
     for task_id in massacre.sent:
         words = Counter(entry.word for entry in massacre.by_task[task_id])
         assert words == {"start": 2 if task_id in killed else 1, "end": 1}

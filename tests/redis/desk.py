@@ -149,7 +149,7 @@ class Desk:
         """Every key with its value, and whether it ends: equal before and after whatever changed nothing."""
         ask: Any = self.server.client()
         keys = sorted(ask.keys("*"))
-        pipe = ask.pipeline()
+        pipe = ask.pipeline(transaction=False)  # a full server refuses transactions
         for key in keys:
             pipe.type(key)
             pipe.pttl(key)

@@ -214,8 +214,8 @@ def test_a_death_that_redis_objects_to_holds_up_no_other(scene: Scene, post: Pos
     post.start(settler)
     settler.put(death(0, 1))
     settler.put(death(0, 2))
-    until(lambda: scene.record(good.task_id)["status"] == "queued", PATIENCE_S)
-    assert settler.unsettled() == {bad.consumer}
+    until(lambda: settler.unsettled() == {bad.consumer}, PATIENCE_S)
+    assert scene.record(good.task_id)["status"] == "queued"
     scene.redis.delete(scene.keys.schedule)
     assert settler.flush(time.monotonic() + PATIENCE_S) is True
     assert scene.record(bad.task_id)["status"] == "retry_scheduled"
@@ -370,6 +370,20 @@ def test_a_leader_that_loses_the_lock_unnoticed_promotes_nothing(scene: Scene, p
     assert scheduler.counts["promoted"] == 0
 
 
+def test_a_lock_that_is_lost_to_nobody_is_won_again_at_once(scene: Scene, post: Post) -> None:
+    """FLUSHALL, or a failover to a server that had not heard of it."""
+    post.child()
+    _, term = lead_with(post)
+    until(lambda: term.trusted(time.monotonic()), PATIENCE_S)
+    scheduler = Scheduler(post.seat, term)
+    post.start(scheduler)
+    scene.redis.delete(scene.keys.lock)
+    begun = time.monotonic()
+    until(lambda: scene.redis.get(scene.keys.lock) == US, PATIENCE_S)
+    assert time.monotonic() - begun < 1.5, "a renewal may be three seconds away"
+    until(lambda: term.trusted(time.monotonic()), PATIENCE_S)
+
+
 def test_delayed_tasks_are_promoted_on_time_and_never_early(scene: Scene, post: Post) -> None:
     post.child()
     _, term = lead_with(post)
@@ -381,7 +395,7 @@ def test_delayed_tasks_are_promoted_on_time_and_never_early(scene: Scene, post: 
     records = [scene.record(task_id) for task_id in ids]
     late = sorted(int(record["queued_at_ms"]) - int(record["due_at_ms"]) for record in records)
     assert late[0] >= 0
-    assert late[30] < 10, late
+    assert late[30] < 30, late  # asking every 0.2 s would make it a hundred
     assert late[-1] < 250, late
 
 

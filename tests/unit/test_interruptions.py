@@ -4,6 +4,7 @@ meant."""
 from __future__ import annotations
 
 import asyncio
+import dis
 import os
 import random
 import signal
@@ -23,6 +24,7 @@ from tests.unit.runner_bench import Bench, runner_bench, value_of
 
 OURS = {module.__file__ for module in (runner, interrupter, guards, loop, raised)}
 ROUNDS = 2000
+LOOKING = ("RESUME", "CALL", "JUMP_BACKWARD", "SEND")
 
 
 @pytest.fixture
@@ -34,14 +36,15 @@ def bench() -> Iterator[Bench]:
 
 
 class StepByStep:
-    """Strikes (raises a signal) before the n-th bytecode of our own code. Python runs the handler at once,
-    which is harsher than life: it looks for signals at calls and backward jumps only."""
+    """Strikes (raises a signal) at the n-th of those instants in our own code at which the interpreter looks
+    for signals: at the beginning of a function, after a call, before a loop's next round."""
 
     def __init__(self, strike: Callable[[], None]) -> None:
         self.strike = strike
         self.steps = 0
         self.counting = True
         self.at = 0
+        self._looks = False
 
     @property
     def struck(self) -> bool:
@@ -61,12 +64,20 @@ class StepByStep:
         frame.f_trace_opcodes, frame.f_trace_lines = True, False
         return self._step
 
-    def _step(self, _frame: FrameType, event: str, _argument: Any) -> Any:
-        if event == "opcode" and self.counting:
+    def _step(self, frame: FrameType, event: str, _argument: Any) -> Any:
+        if event != "opcode":
+            self._looks = False
+            return self._step
+        looks, self._looks = self._looks, opname_at(frame).startswith(LOOKING)
+        if looks and self.counting:
             self.steps += 1
             if self.steps == self.at:
                 self.strike()
         return self._step
+
+
+def opname_at(frame: FrameType) -> str:
+    return dis.opname[frame.f_code.co_code[frame.f_lasti]]
 
 
 def every_step(strike: Callable[[], None], one: Callable[[StepByStep, int], bool]) -> int:
@@ -116,7 +127,7 @@ def test_a_soft_signal_at_every_step_of_a_handler_that_returns(bench: Bench, how
 
     bench.handle(plain if how == "plain" else not_plain)
     bench.handle(lambda: "next", name="next")
-    assert every_step(strike, one) > 300
+    assert every_step(strike, one) > 40
     assert set(kinds) == {"succeed", "retry"}
 
 
@@ -144,7 +155,7 @@ def test_a_soft_signal_at_every_step_of_a_handler_that_raises(bench: Bench, how:
         return steps.struck
 
     bench.handle(plain if how == "plain" else not_plain)
-    assert every_step(strike, one) > 300
+    assert every_step(strike, one) > 40
     assert classes == {"ValueError", "SoftTimeout"}
 
 
@@ -168,7 +179,7 @@ def test_a_handler_of_the_tasks_own_that_raises_at_every_step_after_its_end(benc
         assert signal.pthread_sigmask(signal.SIG_BLOCK, ()) == set()
         return steps.struck
 
-    assert every_step(lambda: signal.raise_signal(signal.SIGUSR1), one) > 100
+    assert every_step(lambda: signal.raise_signal(signal.SIGUSR1), one) > 15
 
 
 def test_a_storm_of_alarms_that_a_task_leaves_behind(bench: Bench) -> None:

@@ -31,6 +31,19 @@ def test_after_a_time_without_trust_it_is_a_new_one() -> None:
     assert term.number == 2
 
 
+def test_a_doubted_one_is_not_trusted_until_it_is_confirmed_again() -> None:
+    term = Term()
+    term.doubt()
+    assert not term.doubted(), "there is nothing to doubt"
+    term.confirmed(100.0)
+    term.doubt()
+    assert term.doubted()
+    assert not term.trusted(100.1)
+    assert term.confirmed(100.2) is False
+    assert not term.doubted()
+    assert term.trusted(100.3)
+
+
 def test_an_ended_one_is_trusted_no_more() -> None:
     term = Term()
     assert term.ended() is False
