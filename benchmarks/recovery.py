@@ -109,8 +109,8 @@ def main() -> None:
         until(lambda: on.broker.depth("default") == 0, PATIENCE_S, "all ended")
         print(
             f"from kill -9 to the same task's next start, {len(seconds)} kills: "
-            f"median {statistics.median(seconds) * 1000:.0f} ms, p99 {percentile(seconds, 0.99) * 1000:.0f} ms, "
-            f"max {max(seconds) * 1000:.0f} ms"
+            f"median {statistics.median(seconds) * 1000:.0f} ms, "
+            f"p99 {percentile(seconds, 0.99) * 1000:.0f} ms, max {max(seconds) * 1000:.0f} ms"
         )
 
 

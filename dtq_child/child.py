@@ -1,12 +1,11 @@
-"""The loop of a task process: settle and claim in one round trip, execute; wait at a bell when idle (R22 to
-R26).
+"""The loop of a task process: settle and claim in one round trip, execute; wait at a bell when idle.
 
-busy    turn(outcome in hand, claim) → execute → turn …        one round trip a task
-idle    wait at the bells → turn(claim)
-error   settle what is in hand, nothing else, until that is answered (R10);
-        then a turn that also looks for what is pending under our own name
-may not claim    settle, hand back what is held, look at the flags
-end     settle, hand back, exit
+busy            turn(outcome in hand, claim) → execute → turn …
+idle            wait at the bells → turn(claim)
+after an error  settle what is in hand, nothing else, until that is answered (R10);
+                then a turn that also looks for what is pending under our own name
+may not claim   settle, hand back what is held, look at the flags
+end             settle, hand back, exit
 """
 
 from __future__ import annotations
@@ -17,23 +16,22 @@ import time
 
 import setproctitle
 
-from dtq_child import hooks, logs
+from dtq_child import hooks, logs, tally
 from dtq_child.connection import Pause, open_link
 from dtq_child.errors import BrokerError
 from dtq_child.guards import quiet_strays
 from dtq_child.keys import Keys, consumer
+from dtq_child.leash import Leash
 from dtq_child.protocol import ChildContext
 from dtq_child.runner import Runner
 from dtq_child.task import Token
 from dtq_child.turns import Delivery, Outcome, Pair, Reply, Turns, Want
 
-STAMP_AGE_S = 5.0
-"""A supervisor whose main loop has not ticked for so long is stopped or hung: nobody would enforce a
-timeout."""
-
 _LOOK_S = 0.05
 _WAIT_SLICE_S = 0.5
 _PAUSED_WAIT_S = 0.5
+_QUIET_S = 5.0
+"""After a word about Redis: one that comes and goes must not fill the log."""
 _EVERYWHERE_S = 1.0
 _MANY_QUEUES = 10
 
@@ -63,7 +61,7 @@ class Child:
     def __init__(self, context: ChildContext) -> None:
         settings = context.settings
         self._board, self._row = context.scoreboard, context.scoreboard.child_row(context.row)
-        self._parent = context.supervisor_pid
+        self._leash = Leash(self._row, context.supervisor_pid)
         self._name = f"dtq-child[{context.slot}] g{context.generation}"
         self._idle_title, self._title = f"{self._name}: idle", ""
         self._queues = settings.queues
@@ -73,7 +71,7 @@ class Child:
         me = consumer(context.worker_id, context.slot, context.life)
         keys = Keys(settings.key_prefix)
         self._turns = Turns(self._link, keys, settings, context.worker_id, me, settings.queues)
-        self._runner = Runner(context.app, settings, self._row, self._told_to_end, context.dump_fd)
+        self._runner = Runner(context.app, settings, self._row, self._leash.told_to_end, context.dump_fd)
         # In hand.
         self._outcome: Outcome | None = None
         self._held: tuple[Pair, ...] = ()
@@ -82,6 +80,8 @@ class Child:
         self._unsure = False
         self._reached = False
         self._pause = Pause()
+        self._told = False
+        self._quiet_until = 0.0
         # About the places.
         self._park_seen = -1
         self._look_at_park = self._woken = False
@@ -93,10 +93,10 @@ class Child:
     def work(self) -> None:
         """Until told to end; then nothing is left in hand."""
         self._idle()
-        while not self._told_to_end():
+        while not self._leash.told_to_end():
             if self._unsure and self._outcome is not None:
                 self._settle()
-            elif not self._may_claim():
+            elif not self._leash.may_claim():
                 self._stand_by()
             else:
                 self._work_once()
@@ -106,18 +106,6 @@ class Child:
         self._row.exiting()
         self._runner.close()
         self._link.close()
-
-    # What the supervisor wants.
-
-    def _orphaned(self) -> bool:
-        return os.getppid() != self._parent
-
-    def _told_to_end(self) -> bool:
-        return self._row.stop or self._board.stopping or self._orphaned()
-
-    def _may_claim(self) -> bool:
-        board = self._board
-        return self._row.may_claim and board.claiming and time.monotonic() - board.stamp_value < STAMP_AGE_S
 
     # Busy.
 
@@ -130,17 +118,12 @@ class Child:
         if delivery is None:
             if not reply.more:
                 self._wait()
-        elif self._may_begin(sent):
+        elif self._leash.may_begin() and time.monotonic() - sent < self._lease_s / 2:
             self._execute(delivery, sent)
         else:
+            # Too late: nobody would enforce its timeout, or its lease may be lost.
             self._unwanted += (delivery.token,)
             self._hand_back()
-
-    def _may_begin(self, sent: float) -> bool:
-        """What comes back too late is not begun: nobody would enforce its timeout, or its lease may be
-        lost."""
-        on_time = time.monotonic() - sent < self._lease_s / 2
-        return on_time and self._may_claim() and not self._told_to_end()
 
     def _turn(self, sent: float) -> Reply | None:
         """Settles what is in hand and claims. None: Redis did not do it, or did and was not heard."""
@@ -191,7 +174,7 @@ class Child:
         self._row.held(held)
 
     def _execute(self, delivery: Delivery, sent: float) -> None:
-        self._show(f"{self._name}: {delivery.task_type} {delivery.token.task_id[:8]}")
+        self._show(f"{self._name}: {_printable(delivery.task_type)} {delivery.token.task_id[-8:]}")
         self._outcome = self._runner.run(delivery, sent)
 
     # Settling.
@@ -211,20 +194,8 @@ class Child:
 
     def _settled(self, answer: str) -> None:
         outcome, self._outcome = self._outcome, None
-        if outcome is None or answer == "none":
-            return
-        if answer == "fenced":
-            self._row.count("fenced")
-            log.warning("the outcome of task %s came too late and was refused", outcome.token.task_id)
-            return
-        self._row.count("processed")
-        kind = outcome.decision.kind
-        if kind == "dead":
-            self._row.count("failed")
-        elif kind == "retry":
-            self._row.count("retried")
-        if kind != "succeed":
-            _tell(outcome)
+        if outcome is not None:
+            tally.add(self._row, outcome, answer)
 
     # Redis.
 
@@ -234,12 +205,15 @@ class Child:
         self._reached = True
         self._pause.reset()
         self._row.redis_ok(time.monotonic())
-        if self._unsure:
+        if self._told:
+            self._told = False
             log.info("Redis answers again")
 
     def _failed(self, error: BrokerError) -> None:
         """Redis did not do it. Waits a little; whoever called tries again."""
-        if self._reached or not self._unsure:
+        now = time.monotonic()
+        if not self._told and now >= self._quiet_until:
+            self._told, self._quiet_until = True, now + _QUIET_S
             log.warning("Redis did not do it, trying again: %s", error)
         self._unsure, self._reached = True, False
         self._row.redis_lost()
@@ -248,7 +222,7 @@ class Child:
             self._idle()
         until = time.monotonic() + self._pause.next()
         while (left := until - time.monotonic()) > 0:
-            if self._outcome is None and self._told_to_end():
+            if self._outcome is None and self._leash.told_to_end():
                 return
             time.sleep(min(left, _LOOK_S))
 
@@ -280,13 +254,13 @@ class Child:
             if rang is not None:
                 self._rung(rang)
                 return
-            if self._told_to_end() or not self._may_claim():
+            if self._leash.told_to_end() or not self._leash.may_claim():
                 return
         self._look_at_park = True
 
     def _rung(self, queue: str) -> None:
         """A token of the queue's bell was taken, or of the supervisor's (`""`)."""
-        if self._told_to_end() or not self._may_claim():
+        if self._leash.told_to_end() or not self._leash.may_claim():
             try:
                 self._turns.ring_back(queue)
             except BrokerError as error:
@@ -323,7 +297,7 @@ class Child:
         has nobody who would, and stops trying when its lease is over."""
         give_up = time.monotonic() + self._lease_s
         while not self._settle():
-            if time.monotonic() > give_up and self._orphaned():
+            if time.monotonic() > give_up and self._leash.orphaned():
                 log.error("Redis has not answered for a whole lease: the task in hand will run again")
                 return
         # What cannot be handed back now, the supervisor does after our exit, or the reaper.
@@ -331,15 +305,6 @@ class Child:
             self._hand_back()
 
 
-def _tell(outcome: Outcome) -> None:
-    decision = outcome.decision
-    again = f"again in {decision.delay_ms / 1000:g} s" if decision.kind == "retry" else decision.kind
-    log.warning(
-        "task %s failed, %s (%s): %s: %s%s",
-        outcome.token.task_id,
-        again,
-        decision.reason,
-        decision.error_class,
-        decision.error_message,
-        f"\n{decision.traceback}" if decision.traceback else "",
-    )
+def _printable(task_type: str) -> str:
+    """Another program may have enqueued anything, and a title ends at a zero byte."""
+    return task_type if task_type.isprintable() else ascii(task_type)

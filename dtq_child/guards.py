@@ -3,7 +3,7 @@
 
 Comparing is what happens thousands of times a second, putting back hardly ever: so everything that can be
 looked at is compared with a snapshot, and only what differs is touched. Other process state (environment,
-umask, locale, limits, modules) is not restored; `--max-tasks-per-child 1` isolates that.
+umask, locale, limits, modules) is not restored.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ _STRAYS: tuple[int, ...] = (
     signal.SIGVTALRM,
     signal.SIGPROF,
     signal.SIGIO,
-    signal.SIGPWR,
-    *range(signal.SIGRTMIN, signal.SIGRTMAX + 1),
+    *([signal.SIGPWR] if hasattr(signal, "SIGPWR") else []),
+    *(range(signal.SIGRTMIN, signal.SIGRTMAX + 1) if hasattr(signal, "SIGRTMIN") else []),
 )
 _NO_WAKEUP = -1
 

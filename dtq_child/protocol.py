@@ -7,9 +7,11 @@ They talk over a socketpair of type SOCK_SEQPACKET. A message is one JSON object
                             fork    slot, life, row
                             quit    no more forks are wanted; the template lives until its last child is gone
     template → supervisor   hello          protocol, pid
-                            imported       seconds, threads [names], native_threads, sockets, task_types
-                            {type: declared} import_failed  error_class, message, traceback forked
-                            slot, life, row, pid fork_failed    slot, life, row, error
+                            imported       seconds, threads [names], native_threads, sockets,
+                                           task_types {type: declared}
+                            import_failed  error_class, message, traceback
+                            forked         slot, life, row, pid
+                            fork_failed    slot, life, row, error
 
 The hellos come first, before anything that another version might not understand: their fields `kind` and
 `protocol` never change. A `forked` is sent before the child goes on, so no child ever works unreported.

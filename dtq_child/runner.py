@@ -69,7 +69,7 @@ class Runner:
         self._guards = Guards(dump_fd)
         self._loop = HandlerLoop()
         self._pid = os.getpid()
-        self._seq = 0
+        self._seq, self._task_id = 0, ""
         self._declared: dict[str, Limits] = {}
         self._unknown: set[str] = set()
         self._result_max_bytes = settings.result_max_bytes
@@ -115,6 +115,7 @@ class Runner:
         self, delivery: Delivery, limits: Limits, started: float, deadline: float, claim_sent: float
     ) -> None:
         self._seq += 1
+        self._task_id = delivery.token.task_id
         self._interrupter.expect(self._seq)
         token = delivery.token
         # The counts come from a record that other programs may write, and a row has 32 bits for each.
@@ -172,7 +173,7 @@ class Runner:
         space = contextvars.copy_context()
         space.run(context.enter, current)
         prepare = (
-            functools.partial(space.run, hooks.run, our_hooks.task_start, current)
+            functools.partial(self._start_hooks, space, our_hooks.task_start, current)
             if our_hooks.task_start
             else None
         )
@@ -188,6 +189,14 @@ class Runner:
         if our_hooks.task_end:
             self._guarded(_end_hooks, space, our_hooks.task_end, current, interrupter.error)
         return was_async
+
+    def _start_hooks(self, space: contextvars.Context, starts: list[Any], current: CurrentTask) -> None:
+        try:
+            space.run(hooks.run, starts, current)
+        except Interruption:
+            if self._interrupter.delivered:
+                raise
+            log.exception("a hook at the start of a task failed; it changes no outcome")
 
     def _guarded_async(
         self,
@@ -213,10 +222,10 @@ class Runner:
             except BaseException as again:  # noqa: BLE001
                 changed = self._recovered(again)
         if changed:
-            log.warning("a task left behind, and it was put back: %s", ", ".join(changed))
+            log.warning("task %s left behind, and it was put back: %s", self._task_id, ", ".join(changed))
         threads = self._guards.new_threads()
         if threads:
-            log.warning("a task left threads running: %s", ", ".join(threads))
+            log.warning("task %s left threads running: %s", self._task_id, ", ".join(threads))
 
     def _recovered(self, stray: BaseException) -> tuple[str, ...]:
         if not self._interrupter.returned and self._interrupter.error is None:

@@ -7,13 +7,16 @@ from __future__ import annotations
 
 import signal
 
-SOFT_SIGNAL: int = signal.SIGRTMIN + 4
+# Where there are none (not Linux) nothing is ever sent; importing must work all the same.
+_FIRST: int = getattr(signal, "SIGRTMIN", 34)
+
+SOFT_SIGNAL: int = _FIRST + 4
 """To a child: look at your row, it holds an order for the handler that is running."""
 
-DUMP_SIGNAL: int = signal.SIGRTMIN + 5
+DUMP_SIGNAL: int = _FIRST + 5
 """To a child: write all stacks into your row's dump file. C code does it, even while C code holds the GIL."""
 
-PARENT_DIED_SIGNAL: int = signal.SIGRTMIN + 6
+PARENT_DIED_SIGNAL: int = _FIRST + 6
 """From the kernel to a child: the supervisor is gone."""
 
 OPERATOR_SIGNALS: tuple[int, ...] = (

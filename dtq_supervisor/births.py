@@ -7,10 +7,12 @@ import math
 from dtq_supervisor.events import (
     EXIT_IMPORT,
     Action,
+    AllowClaims,
     BackoffOver,
     Begin,
     BootOverdue,
     ChildReady,
+    DeathSettled,
     Fact,
     Fork,
     Forked,
@@ -18,6 +20,7 @@ from dtq_supervisor.events import (
     HardKill,
     KillStray,
     KillTemplate,
+    MourningOver,
     Say,
     StartTemplate,
     TemplateBackoffOver,
@@ -116,7 +119,7 @@ def refill(pool: Pool, now: float, slot: Slot, actions: list[Action]) -> None:
     pool.free_rows.remove(row)
     generation = pool.template.generation
     slot.begin_life(generation, row, now + pool.policy.boot_timeout_s)
-    actions.append(Fork(slot.number, slot.life, generation, row))
+    actions.append(Fork(slot.number, slot.life, generation, row, may_claim=not slot.mourned))
 
 
 def on_forked(pool: Pool, now: float, event: Forked, actions: list[Action]) -> None:
@@ -156,6 +159,15 @@ def on_child_ready(pool: Pool, now: float, event: ChildReady, actions: list[Acti
     if not pool.proven:
         actions.append(Say("info", "ready", {"slot": slot.number, "pid": slot.pid}))
     pool.proven = True
+
+
+def on_mourned(pool: Pool, now: float, event: DeathSettled | MourningOver, actions: list[Action]) -> None:
+    slot = pool.slots[event.slot]
+    if slot.mourned != event.life:
+        return
+    slot.mourned = 0
+    if slot.state in ALIVE:
+        actions.append(AllowClaims(slot.number, slot.life))
 
 
 def on_boot_overdue(pool: Pool, now: float, event: BootOverdue, actions: list[Action]) -> None:

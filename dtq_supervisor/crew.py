@@ -119,6 +119,11 @@ class Crew:
         self._board.order(member.row, kind, row.seq)
         return row if self._processes.signal(slot, life, SOFT_SIGNAL) else None
 
+    def allow_claims(self, slot: int, life: int) -> None:
+        member = self._members.get(Child(slot, life))
+        if member is not None:
+            self._board.allow_claim(member.row)
+
     def order_stop(self, slot: int, life: int) -> None:
         member = self._members.get(Child(slot, life))
         if member is not None:

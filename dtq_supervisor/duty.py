@@ -30,6 +30,7 @@ class RedisDuty(abc.ABC):
         self._pause = Pause(cap_s=pause_s)
         self._outage_since = 0.0
         self._quiet_until = 0.0
+        self._outage_told = False
 
     @abc.abstractmethod
     def beat(self) -> float:
@@ -58,17 +59,18 @@ class RedisDuty(abc.ABC):
         return wait
 
     def troubled(self, error: BrokerError) -> None:
-        """Told when it begins and every few seconds while it lasts."""
+        """Told when it begins and every few seconds while it lasts; of outages in quick succession not each
+        is."""
         now = time.monotonic()
         self._outage_since = self._outage_since or now
         if now >= self._quiet_until:
-            self._quiet_until = now + REMIND_S
+            self._quiet_until, self._outage_told = now + REMIND_S, True
             key = "redis_away" if isinstance(error, BrokerUnavailable) else "redis_refuses"
             say("warning", key, {"duty": self.name, "reason": str(error)})
 
     def recovered(self) -> None:
         self._pause.reset()
-        if self._outage_since:
+        if self._outage_told:
             seconds = time.monotonic() - self._outage_since
             say("warning", "redis_back", {"duty": self.name, "seconds": seconds})
-            self._outage_since = 0.0
+        self._outage_since, self._outage_told = 0.0, False

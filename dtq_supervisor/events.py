@@ -127,6 +127,22 @@ class Exited:
 
 
 @dataclass(frozen=True, slots=True)
+class DeathSettled:
+    """Redis has settled the end of that life: what was pending for it may be claimed."""
+
+    slot: int
+    life: int
+
+
+@dataclass(frozen=True, slots=True)
+class MourningOver:
+    """The end of that life is still not settled; its successor need not wait any longer."""
+
+    slot: int
+    life: int
+
+
+@dataclass(frozen=True, slots=True)
 class SoftDue:
     slot: int
     life: int
@@ -240,6 +256,8 @@ Event = (
     | BootOverdue
     | BackoffOver
     | Exited
+    | DeathSettled
+    | MourningOver
     | SoftDue
     | HardDue
     | DumpDone
@@ -284,6 +302,14 @@ class Fork:
     generation: int
     row: int
     may_claim: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class AllowClaims:
+    """The child was born while it might not claim; now it may."""
+
+    slot: int
+    life: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -384,6 +410,7 @@ Action = (
     StartTemplate
     | KillTemplate
     | Fork
+    | AllowClaims
     | KillStray
     | SoftKill
     | DumpStack

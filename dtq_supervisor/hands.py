@@ -12,6 +12,7 @@ from dtq_supervisor.crew import Crew, Remains
 from dtq_supervisor.duties import Duties
 from dtq_supervisor.events import (
     Action,
+    AllowClaims,
     CloseClaims,
     DumpStack,
     Fork,
@@ -63,6 +64,7 @@ class Hands:
             StartTemplate: self._start_template,
             KillTemplate: self._kill_template,
             Fork: self._fork,
+            AllowClaims: self._allow_claims,
             KillStray: self._kill_stray,
             SoftKill: self._soft_kill,
             DumpStack: self._dump_stack,
@@ -94,6 +96,9 @@ class Hands:
     def _fork(self, action: Fork) -> None:
         self._crew.enlist(action.slot, action.life, action.row, may_claim=action.may_claim)
         self._nursery.fork(action.generation, action.slot, action.life, action.row)
+
+    def _allow_claims(self, action: AllowClaims) -> None:
+        self._crew.allow_claims(action.slot, action.life)
 
     def _kill_stray(self, action: KillStray) -> None:
         say("warning", "stray", {"slot": action.slot, "life": action.life, "pid": action.pid})

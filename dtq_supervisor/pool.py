@@ -23,6 +23,7 @@ from dtq_supervisor.events import (
     ChildReady,
     ContactMade,
     ContactRefused,
+    DeathSettled,
     DumpDone,
     Event,
     ExecutionOver,
@@ -32,6 +33,7 @@ from dtq_supervisor.events import (
     GraceOver,
     GraceWarning,
     HardDue,
+    MourningOver,
     PatienceOver,
     ReloadAsked,
     Revoked,
@@ -96,6 +98,7 @@ def on_exited(pool: Pool, now: float, event: Exited, actions: list[Action]) -> N
         return
     by_itself = slot.state in WORKING
     slot.take("gone")
+    slot.mourn(now)
     free_row(pool, slot)
     _hold_if_spinning(slot, now, event, by_itself)
     births.refill(pool, now, slot, actions)
@@ -137,6 +140,8 @@ _STEPS: dict[type, Callable[[Pool, float, Any, list[Action]], None]] = {
     BootOverdue: births.on_boot_overdue,
     BackoffOver: births.on_backoff_over,
     Exited: on_exited,
+    DeathSettled: births.on_mourned,
+    MourningOver: births.on_mourned,
     SoftDue: executions.on_soft_due,
     HardDue: executions.on_hard_due,
     DumpDone: executions.on_dump_done,

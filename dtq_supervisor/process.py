@@ -71,17 +71,14 @@ class _Known:
 
 @dataclass(slots=True)
 class Strangers:
-    """Processes that became ours because their parents died: helpers of tasks, mostly. `waiting`: pid → since
-    when an unknown exit waits for a report. `statuses`: of those collected last, in case a report was
-    late."""
+    """Processes that became ours because their parents died: helpers of tasks, mostly. `statuses`: of those
+    collected last, in case a report was late."""
 
     collected: int = 0
-    waiting: dict[int, float] = field(default_factory=dict)
     statuses: dict[int, Exit] = field(default_factory=dict)
 
     def collect(self, end: Exit) -> None:
         self.collected += 1
-        self.waiting.pop(end.pid, None)
         self.statuses[end.pid] = end
         if len(self.statuses) > REMEMBERED:
             del self.statuses[next(iter(self.statuses))]
@@ -99,12 +96,14 @@ class Processes:
         self._pids: dict[Child, int] = {}
         self._strangers = Strangers()
         self._lost: list[Exit] = []
+        self._waiting_since: float | None = None
         self._epoll = select.epoll()
 
     # Who is there.
 
     def add_child(self, slot: int, life: int, pid: int) -> None:
         """A child that a template reports. If it has already vanished, `collect` says so."""
+        self._waiting_since = None
         who = Child(slot, life)
         late = self._strangers.statuses.pop(pid, None)
         if late is not None:
@@ -209,10 +208,14 @@ class Processes:
     def _is_awaited(self, pid: int) -> bool:
         """Whether an unknown exit may still turn out to be a child's."""
         awaited = self._drain()
+        if not awaited:
+            self._waiting_since = None
         if pid in self._known or not awaited:
             return False
-        since = self._strangers.waiting.setdefault(pid, self._clock())
-        return self._clock() - since < PATIENCE_S
+        if self._waiting_since is None:
+            self._waiting_since = self._clock()
+        # A template that was silent for so long is not waited for again with each stranger.
+        return self._clock() - self._waiting_since < PATIENCE_S
 
     def _collect_known(self) -> list[Exit]:
         ended = [pid for pid in self._known if _ended(os.P_PID, pid) is not None]

@@ -16,6 +16,7 @@ from dtq_supervisor.events import (
     GraceWarning,
     HardKill,
     LeaveLoop,
+    MourningOver,
     PatienceOver,
     StopMode,
     TemplateBackoffOver,
@@ -110,6 +111,8 @@ def _slot_alarms(slot: Slot) -> list[Alarm]:
         found.append(Alarm(slot.boot_deadline, BootOverdue(slot.number, slot.life)))
     if slot.held_until and slot.state not in ALIVE:
         found.append(Alarm(slot.held_until, BackoffOver(slot.number)))
+    if slot.mourned:
+        found.append(Alarm(slot.mourned_until, MourningOver(slot.number, slot.mourned)))
     if slot.cancel_seq and slot.state in RUNNING:
         event = CancelGraceOver(slot.number, slot.life, slot.cancel_seq)
         found.append(Alarm(slot.cancel_deadline, event))

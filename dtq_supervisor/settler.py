@@ -10,7 +10,7 @@ from random import random
 
 from dtq_child.errors import BrokerUnavailable
 from dtq_supervisor.duty import RedisDuty
-from dtq_supervisor.events import Fact, Level
+from dtq_supervisor.events import DeathSettled, Fact, Level
 from dtq_supervisor.judgement import Death, judge
 from dtq_supervisor.line import Line, counts_of, pairs_of
 from dtq_supervisor.logs import say
@@ -86,6 +86,7 @@ class Settler(RedisDuty):
         with self._changed:
             self._deaths.remove(death)
             self._changed.notify_all()
+        self.seat.inbox.put(DeathSettled(death.slot, death.life))
         return 0.0
 
     def _settle(self, death: Death) -> Settled:

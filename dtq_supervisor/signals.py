@@ -16,8 +16,9 @@ MEANINGS: Mapping[signal.Signals, Event] = {
     signal.SIGHUP: ReloadAsked(),
     signal.SIGUSR2: StacksAsked(),
 }
-MEANINGLESS = (signal.SIGUSR1, signal.SIGCHLD)
-"""Handled, so that they end nothing and wake the loop. Never SIG_IGN: what we start would inherit that."""
+MEANINGLESS = (signal.SIGUSR1, signal.SIGCHLD, signal.SIGTSTP, signal.SIGTTIN, signal.SIGTTOU)
+"""Handled, so that they neither end nor stop this process, and wake the loop. Never SIG_IGN: what we start
+would inherit that."""
 
 
 class SignalNotes:

@@ -23,6 +23,8 @@ BACKOFF_FIRST_S = 0.5
 BACKOFF_MOST_S = 30.0
 BACKOFF_KILLED_S = 0.05
 FORGIVEN = 5
+MOURNING_MOST_S = 1.0
+"""While Redis answers, a death is settled in milliseconds; a settling that fails must not idle a slot."""
 
 
 class State(enum.StrEnum):
@@ -89,6 +91,10 @@ class Slot:
     pid: int = 0
     """0 while the fork was asked for and not reported."""
     boot_deadline: float = 0.0
+    mourned: int = 0
+    """The life whose end is not settled yet. Its successor claims nothing before: it would take up new work,
+    and the task of the dead would find every child busy."""
+    mourned_until: float = 0.0
     verdict: Verdict | None = None
     soft_seq: int = 0
     dump_seq: int = 0
@@ -107,6 +113,10 @@ class Slot:
         self.generation, self.row, self.boot_deadline = generation, row, boot_deadline
         self.pid, self.verdict, self.held_until = 0, None, 0.0
         self.soft_seq = self.dump_seq = self.cancel_seq = 0
+
+    def mourn(self, now: float) -> None:
+        """The present life has ended, and is to be settled."""
+        self.mourned, self.mourned_until = self.life, now + MOURNING_MOST_S
 
     def is_now(self, life: int) -> bool:
         return self.life == life and self.state in ALIVE

@@ -8,10 +8,15 @@
 
 -- made: attempts spent so far. A dead letter carries the payload, so it can be requeued after its record has expired.
 local function dead_letter(r, id, worker, consumer, made, outcome, e)
-  local letter = call('XADD', DEAD_LETTERS, '*', 'task_id', id, 'queue', r.queue, 'task_type', r.task_type, 'payload', r.payload,
+  local letter = try('XADD', DEAD_LETTERS, '*', 'task_id', id, 'queue', r.queue, 'task_type', r.task_type, 'payload', r.payload,
     'attempt', r.attempt, 'max_attempts', r.max_attempts, 'priority', r.priority, 'timeout_ms', r.timeout_ms,
     'idempotency_key', r.idempotency_key, 'failed_at_ms', NOWS, 'attempts_made', made, 'last_error', e.message,
-    'last_error_class', e.error_class, 'retryable', '0', 'worker_id', worker, 'original_queue', r.queue, 'cause', e.cause)
+    'last_error_class', e.error_class, 'retryable', '0', 'worker_id', worker, 'original_queue', r.queue, 'cause', e.cause ~= '' and e.cause or '{}')
+  -- A stream of the wrong type: the record alone keeps what is known.
+  if failed(letter) then
+    count('unlettered')
+    letter = ''
+  end
   trim_dead_letters()
   call('HSET', key_task(id), 'status', 'dead_lettered', 'updated_at_ms', NOWS, 'finished_at_ms', NOWS, 'dead_letter_id', letter,
     'max_attempts', r.max_attempts, 'last_error', e.message, 'last_error_class', e.error_class, 'traceback', e.traceback,

@@ -1,5 +1,6 @@
 --!include record
 --!include idempotency
+--!include adding
 -- Accepts tasks, all of one call or none (R10, R18, R21). Known ids answer with the task they are.
 -- KEYS: nil, tasks:recent, queues, schedule, then four a task: record, stream, idempotency key (nil key when none), queue bell.
 -- ARGV: event base, n, depth limit, then 19 a task: task_id, queue, task_type, payload, priority, max_attempts, timeout_ms, soft_timeout_ms,
@@ -9,7 +10,7 @@
 -- Atomic because a task is in no place until its record and its entry are written together, and because checks and writes of a call are one
 -- decision. The first write is one that maxmemory refuses: refused whole (R13).
 local n, limit = tonumber(ARGV[2]), tonumber(ARGV[3])
-local NAMES = { 'id', 'queue', 'kind', 'payload', 'priority', 'max_attempts', 'timeout_ms', 'soft_timeout_ms', 'max_crashes', 'retry', 'key',
+local NAMES = { 'id', 'queue', 'task_type', 'payload', 'priority', 'max_attempts', 'timeout_ms', 'soft_timeout_ms', 'max_crashes', 'retry', 'idempotency_key',
   'hash', 'delay_ms', 'eta_ms', 'expires_ms', 'metadata', 'trace', 'store_result', 'expires_at_ms' }
 local reply, todo, depth, new, by_id, by_key = { 'ok' }, {}, {}, {}, {}, {}
 
@@ -38,7 +39,7 @@ local function existing(a)
   local status = try('HGET', a.record, 'status')
   if failed(status) then return { 'bad', a.record .. ': ' .. status.err } end
   if status then return { 1, a.id, status } end
-  if a.key == '' then return nil end
+  if a.idempotency_key == '' then return nil end
   local holder = by_key[a.idempotency] or idempotency_holder(a.idempotency)
   if not holder or (not by_key[a.idempotency] and idempotency_free(holder)) then return nil end
   local hash = holder.payload_hash
@@ -68,10 +69,9 @@ local function write(a)
     due = string.format('%.0f', a.due)
     call('ZADD', KEYS[4], due, a.id)
   else
-    entry = call('XADD', a.stream, '*', 'task_id', a.id, 'queue', a.queue, 'task_type', a.kind, 'payload', a.payload, 'attempt', '1',
-      'max_attempts', a.max_attempts, 'priority', a.priority, 'timeout_ms', a.timeout_ms, 'idempotency_key', a.key)
+    entry = add_entry(call, a.stream, a.id, a, '1')
   end
-  local fields = { 'task_id', a.id, 'queue', a.queue, 'task_type', a.kind, 'payload', a.payload, 'priority', a.priority,
+  local fields = { 'task_id', a.id, 'queue', a.queue, 'task_type', a.task_type, 'payload', a.payload, 'priority', a.priority,
     'status', a.due and 'scheduled' or 'queued', 'attempt', '1', 'max_attempts', a.max_attempts, 'crashes', '0', 'timeout_ms', a.timeout_ms,
     'created_at_ms', NOWS, 'updated_at_ms', NOWS, 'queued_at_ms', a.due and due or NOWS, 'stream', a.stream, 'entry_id', entry, 'delivery', '0' }
   local function optional(name, value)
@@ -84,16 +84,16 @@ local function write(a)
   optional('soft_timeout_ms', a.soft_timeout_ms)
   optional('max_crashes', a.max_crashes)
   optional('retry', a.retry)
-  optional('idempotency_key', a.key)
+  optional('idempotency_key', a.idempotency_key)
   optional('metadata', a.metadata)
   optional('trace', a.trace)
   optional('store_result', a.store_result)
   optional('expires_at_ms', a.expires_ms ~= '' and string.format('%.0f', NOW + tonumber(a.expires_ms)) or a.expires_at_ms)
   call('HSET', a.record, unpack(fields))
   keep(a.id, a.due)
-  if a.key ~= '' then hold_idempotency(a.idempotency, a.id, a.hash, a.due) end
+  if a.idempotency_key ~= '' then hold_idempotency(a.idempotency, a.id, a.hash, a.due) end
   try('ZADD', KEYS[2], NOWS, a.id)
-  emit('TASK_QUEUED', a.id, a.queue, a.kind, '1', '', a.due and '{"due_at_ms":' .. due .. '}' or nil)
+  emit('TASK_QUEUED', a.id, a.queue, a.task_type, '1', '', a.due and '{"due_at_ms":' .. due .. '}' or nil)
 end
 
 for k = 1, n do
@@ -107,7 +107,7 @@ for k = 1, n do
     known = { 0, a.id, a.due and 'scheduled' or 'queued' }
     todo[#todo + 1] = a
     by_id[a.id] = known[3]
-    if a.key ~= '' then by_key[a.idempotency] = { task_id = a.id, payload_hash = a.hash, status = known[3] } end
+    if a.idempotency_key ~= '' then by_key[a.idempotency] = { task_id = a.id, payload_hash = a.hash, status = known[3] } end
   end
   for i = 1, 3 do reply[#reply + 1] = known[i] end
 end

@@ -1,5 +1,6 @@
 --!include leading
 --!include over
+--!include adding
 -- Promotion, step 2: claimed ids whose record is due get their entry (R31). Works from `claimed` itself, whoever put it there.
 -- KEYS: nil, the lock, claimed, schedule, cancelled, queues. ARGV: event base, worker_id, most.
 -- Returns: looked at (-1: we do not lead), promoted, left in claimed, problems, counts.
@@ -21,8 +22,8 @@ end
 
 local function add(r, id, queue, band)
   local stream = key_stream(queue, band)
-  local entry = try('XADD', stream, '*', 'task_id', id, 'queue', queue, 'task_type', r.task_type, 'payload', r.payload, 'attempt', r.attempt ~= '' and r.attempt or '1',
-    'max_attempts', r.max_attempts, 'priority', band, 'timeout_ms', r.timeout_ms, 'idempotency_key', r.idempotency_key)
+  r.priority = band
+  local entry = add_entry(try, stream, id, r, r.attempt ~= '' and r.attempt or '1')
   if failed(entry) then return aside(id, stream .. ': ' .. entry.err) end
   call('HSET', key_task(id), 'status', 'queued', 'stream', stream, 'entry_id', entry, 'consumer', '', 'queued_at_ms', NOWS, 'updated_at_ms', NOWS)
   call('ZREM', KEYS[3], id)

@@ -1,4 +1,5 @@
 --!include letter
+--!include adding
 -- Puts a dead-lettered task back into its queue: attempt 1, no crashes. A record that has expired is rebuilt from the dead letter.
 -- KEYS: nil, record, dead letters, queues.
 -- ARGV: event base, task_id, dead letter's stream id ('' = the record's), actor, via, request_id, detail.
@@ -21,8 +22,7 @@ local key = r.idempotency_key ~= '' and key_idempotency(r.queue, r.idempotency_k
 local holder = key and idempotency_holder(key)
 if holder and holder.task_id ~= id and not idempotency_free(holder) then return { 'conflict', holder.task_id, r.queue, r.idempotency_key } end
 local stream = key_stream(r.queue, r.priority)
-local entry = call('XADD', stream, '*', 'task_id', id, 'queue', r.queue, 'task_type', r.task_type, 'payload', r.payload, 'attempt', '1',
-  'max_attempts', r.max_attempts, 'priority', r.priority, 'timeout_ms', r.timeout_ms, 'idempotency_key', r.idempotency_key)
+local entry = add_entry(call, stream, id, r, '1')
 call('HSET', KEYS[2], 'task_id', id, 'queue', r.queue, 'task_type', r.task_type, 'payload', r.payload, 'priority', r.priority,
   'status', 'queued', 'attempt', '1', 'max_attempts', r.max_attempts, 'crashes', '0', 'timeout_ms', r.timeout_ms, 'idempotency_key', r.idempotency_key,
   'updated_at_ms', NOWS, 'queued_at_ms', NOWS, 'stream', stream, 'entry_id', entry, 'consumer', '', 'dead_letter_id', '', 'metadata', r.metadata)

@@ -1,5 +1,6 @@
 --!include leading
 --!include placeless
+--!include adding
 -- Gives tasks that had no place in two rounds a place again (R32): a new entry, or the schedule. Spends nothing.
 -- KEYS: nil, the lock, queues. ARGV: event base, worker_id, least ms untouched, n, then n times task_id, updated_at_ms as it was seen.
 -- Returns: requeued (-1: we do not lead), problems, and the task ids.
@@ -14,8 +15,8 @@ local function add_again(id)
   if not band or not string.find(r.queue, '^[%w_%.%-]+$') then return 'its record names no queue or no priority' end
   local stream = key_stream(r.queue, band)
   local attempt = r.attempt ~= '' and r.attempt or '1'
-  local entry = try('XADD', stream, '*', 'task_id', id, 'queue', r.queue, 'task_type', r.task_type, 'payload', r.payload, 'attempt', attempt,
-    'max_attempts', r.max_attempts, 'priority', band, 'timeout_ms', r.timeout_ms, 'idempotency_key', r.idempotency_key)
+  r.priority = band
+  local entry = add_entry(try, stream, id, r, attempt)
   if failed(entry) then return stream .. ': ' .. entry.err end
   call('HSET', key_task(id), 'status', 'queued', 'stream', stream, 'entry_id', entry, 'consumer', '', 'queued_at_ms', NOWS, 'updated_at_ms', NOWS)
   try('SADD', KEYS[3], r.queue)

@@ -75,9 +75,7 @@ def supervisor(url: str, procs: int, folder: Path) -> Iterator[subprocess.Popen[
     command = [sys.executable, "-m", "dtq_supervisor", "dtq_supervisor.tools.demo_tasks:app"]
     command += ["--procs", str(procs), "--queues", "demo", "--redis-url", url]
     with log.open("wb") as err:
-        process = subprocess.Popen(
-            command, stdin=subprocess.DEVNULL, stderr=err, cwd=folder, process_group=0
-        )
+        process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stderr=err, cwd=folder, process_group=0)
     try:
         yield process
     except BaseException:

@@ -37,7 +37,9 @@ class Orders:
     """Enqueues probe tasks and remembers which were accepted. It asks `server` itself about them; it enqueues
     by `url`, the server's own unless a proxy's is given."""
 
-    def __init__(self, server: RedisServer, ledger: Ledger, *, url: str | None = None, **settings: Any) -> None:
+    def __init__(
+        self, server: RedisServer, ledger: Ledger, *, url: str | None = None, **settings: Any
+    ) -> None:
         self.server, self.ledger = server, ledger
         self.accepted: list[str] = []
         self.redis = server.client()
@@ -173,9 +175,11 @@ class Pool:
         assert self.pids() == self.before, self.supervisor.tail()
 
 
-def work_again(pools: Sequence[Pool], orders: Orders, folder: Path, since: float, within: float = AGAIN_S) -> float:
-    """Every child of the pools takes a task, and the leader promotes one, within so many seconds of `since`; then
-    100 more are run, by the same processes as before. Returns the seconds that the first part took."""
+def work_again(
+    pools: Sequence[Pool], orders: Orders, folder: Path, since: float, within: float = AGAIN_S
+) -> float:
+    """Every child of the pools takes a task, and the leader promotes one, within so many seconds of `since`;
+    then 100 more are run, by the same processes as before. Returns the seconds that the first part took."""
     gate = folder / f"gate-{os.urandom(4).hex()}"
     children = {pid for pool in pools for pid in pool.supervisor.child_pids()}
     held = orders.send_many(len(children), "wait_for_file", path=str(gate))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import threading
 import time
@@ -14,9 +13,8 @@ from typing import Any
 import pytest
 
 from dtq_child.task import Status
-from tests.conftest import ServerStarter, SupervisorStarter
+from tests.conftest import SupervisorStarter
 from tests.outage.stage import Orders, seconds
-from tests.support.ledger import Ledger
 from tests.support.servers import RedisServer
 from tests.support.supervisor import SupervisorProcess
 from tests.support.waiting import until
@@ -47,11 +45,15 @@ def watching(question: Any, every: float = 0.02) -> Iterator[list[Any]]:
         thread.join()
 
 
-def leader(server: RedisServer, pools: Sequence[SupervisorProcess]) -> SupervisorProcess | None:
-    holder = server.cli("GET", LOCK)
-    if holder is None:
-        return None
-    return next((pool for pool in pools if pool.worker().get("worker_id") == holder.decode()), None)
+def leads(pool: SupervisorProcess) -> bool:
+    holder = pool.server.cli("GET", LOCK)
+    return holder is not None and pool.worker().get("worker_id") == holder.decode()
+
+
+def leader_first(pools: Sequence[SupervisorProcess]) -> list[SupervisorProcess]:
+    """Waits until one of them leads."""
+    until(lambda: any(map(leads, pools)), 10, "nobody leads")
+    return sorted(pools, key=leads, reverse=True)
 
 
 def test_a_task_four_times_as_long_as_its_lease_is_started_once(
@@ -78,13 +80,12 @@ def test_when_the_leader_is_killed_another_leads_within_the_locks_time_and_due_t
     start_supervisor: SupervisorStarter, fresh_redis: RedisServer, orders: Orders, witness: Witness
 ) -> None:
     pools = [start_supervisor(server=fresh_redis, procs=1).wait_ready() for _ in range(2)]
-    first = until(lambda: leader(fresh_redis, pools), 10)
-    (second,) = (pool for pool in pools if pool is not first)
+    first, second = leader_first(pools)
     delayed = orders.send_many(10, "note", delay_ms=500)
     with watching(lambda: fresh_redis.cli("PTTL", LOCK)) as ttls:
         first.kill()
         died = time.monotonic()
-        until(lambda: leader(fresh_redis, pools) is second, LOCK_S + PERIOD_S + 1.0)
+        until(lambda: leads(second), LOCK_S + PERIOD_S + 1.0)
         moved = time.monotonic() - died
         orders.wait(delayed, 5.0, Status.SUCCEEDED)
         ran = time.monotonic() - died
@@ -100,8 +101,7 @@ def test_a_leader_that_stood_still_leaves_the_lock_to_its_successor(
     start_supervisor: SupervisorStarter, fresh_redis: RedisServer, orders: Orders, witness: Witness
 ) -> None:
     pools = [start_supervisor(server=fresh_redis, procs=1).wait_ready() for _ in range(2)]
-    first = until(lambda: leader(fresh_redis, pools), 10)
-    (second,) = (pool for pool in pools if pool is not first)
+    first, second = leader_first(pools)
     name = second.worker()["worker_id"].encode()
     halted = time.monotonic()
     first.signal(signal.SIGSTOP)
@@ -128,7 +128,7 @@ def test_delayed_tasks_are_never_early_and_hardly_late(
 ) -> None:
     """Early and late by the server's clock, which wrote when each was due."""
     pools = [start_supervisor(server=fresh_redis, procs=2).wait_ready() for _ in range(2)]
-    until(lambda: leader(fresh_redis, pools), 10)
+    leader_first(pools)
     dice = Random(7)
     ids = orders.send_all("note", [{"delay_ms": dice.randrange(2000)} for _ in range(100)])
     orders.wait(ids, 10.0, Status.SUCCEEDED)

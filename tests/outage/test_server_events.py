@@ -1,4 +1,4 @@
-"""What an operator can do to a Redis in use: the same processes go on, and what was not touched is not lost."""
+"""What an operator can do to a Redis in use: the same processes go on, what was not touched is not lost."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from dtq_child.retry import RetryPolicy
 from dtq_child.task import Status
 from tests.conftest import SupervisorStarter
 from tests.outage.stage import AGAIN_S, Orders, Pool, paced, work_again
@@ -15,10 +16,11 @@ from tests.support.servers import RedisServer
 from tests.support.waiting import until
 from tests.support.witness import Witness
 
+SOON = RetryPolicy(base_s=0.1, factor=1.0, cap_s=1.0, jitter=0.0).to_json()
 BAND = "dtq:stream:default:p5"
-LINES_A_SECOND = 10
 LINES_AT_ONCE = 40
-"""What a fault costs in log lines, however short it is: each duty and child tells its beginning and its end."""
+"""What a fault costs in log lines, however short it is: each duty and child tells of its begin and end."""
+LINES_A_SECOND = 4
 
 
 @pytest.fixture
@@ -161,7 +163,7 @@ def test_a_band_of_the_wrong_type_holds_up_no_other(
 ) -> None:
     fresh_redis.cli("SET", "dtq:stream:default:p7", "no stream")
     work_again([pool], orders, tmp_path, time.monotonic())
-    retried = orders.send("fail_times", n=1, max_attempts=3, retry='{"base":0.1,"factor":1,"cap":1,"jitter":0}')
+    retried = orders.send("fail_times", n=1, max_attempts=3, retry=SOON)
     crashed = orders.send("crash_once", path=str(tmp_path / "crashed"))
     orders.wait([retried, crashed], 10.0, Status.SUCCEEDED)
     assert any("p7" in line for line in pool.said())
@@ -225,8 +227,7 @@ def test_a_schedule_of_the_wrong_type_is_waited_out(
 ) -> None:
     """A failed task has nowhere to wait for its next attempt: its child keeps the outcome until it has."""
     fresh_redis.cli("SET", "dtq:retry:schedule", "no zset")
-    policy = '{"base":0.1,"factor":1,"cap":1,"jitter":0}'
-    failing = orders.send("fail_times", n=1, max_attempts=3, retry=policy)
+    failing = orders.send("fail_times", n=1, max_attempts=3, retry=SOON)
     orders.started(failing)
     others = orders.send_many(20, "note")
     orders.wait(others, 5.0, Status.SUCCEEDED)
@@ -249,5 +250,3 @@ def test_a_redis_that_comes_and_goes(
     back = time.monotonic()
     work_again([pool], orders, tmp_path, back)
     orders.check()
-
-

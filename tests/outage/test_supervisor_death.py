@@ -45,7 +45,7 @@ def gone_at(pids: list[int], timeout: float) -> dict[int, float]:
 def test_what_a_killed_supervisor_had_in_flight_runs_again_beside_a_saturated_one(
     start_supervisor: SupervisorStarter, fresh_redis: RedisServer, orders: Orders, witness: Witness
 ) -> None:
-    """Ten tasks, three of them stuck in C code. No task has two executions at any time, and each is over once."""
+    """Ten tasks, three of them stuck in C code. None has two executions at any time, each is over once."""
     dies = start_supervisor(server=fresh_redis, procs=10, flags=SHORT_LEASES).wait_ready(30)
     stuck = orders.send_many(3, "hang_first", seconds=60.0, stuck=True)
     lost = stuck + orders.send_many(7, "hang_first", seconds=60.0)
@@ -75,7 +75,11 @@ def test_what_a_killed_supervisor_had_in_flight_runs_again_beside_a_saturated_on
 
 
 def test_its_idle_children_end_at_once_and_its_busy_ones_after_their_task(
-    start_supervisor: SupervisorStarter, fresh_redis: RedisServer, orders: Orders, witness: Witness, tmp_path: Path
+    start_supervisor: SupervisorStarter,
+    fresh_redis: RedisServer,
+    orders: Orders,
+    witness: Witness,
+    tmp_path: Path,
 ) -> None:
     pool = start_supervisor(server=fresh_redis, procs=3).wait_ready()
     gate = tmp_path / "gate"
@@ -123,7 +127,11 @@ def test_nothing_new_is_begun_after_its_death(
 
 
 def test_killed_with_its_template_its_children_end_by_themselves_and_settle_what_they_had(
-    start_supervisor: SupervisorStarter, fresh_redis: RedisServer, orders: Orders, witness: Witness, tmp_path: Path
+    start_supervisor: SupervisorStarter,
+    fresh_redis: RedisServer,
+    orders: Orders,
+    witness: Witness,
+    tmp_path: Path,
 ) -> None:
     pool = start_supervisor(server=fresh_redis, procs=3).wait_ready()
     gate = tmp_path / "gate"
@@ -163,7 +171,11 @@ class Frozen:
 
 
 def test_an_outcome_that_wakes_up_after_its_lease_is_refused(
-    start_supervisor: SupervisorStarter, fresh_redis: RedisServer, orders: Orders, witness: Witness, tmp_path: Path
+    start_supervisor: SupervisorStarter,
+    fresh_redis: RedisServer,
+    orders: Orders,
+    witness: Witness,
+    tmp_path: Path,
 ) -> None:
     """The whole machine stood still. Another one has begun the tasks again; one of them it has ended, too."""
     sleeper = start_supervisor(server=fresh_redis, procs=2, flags=SHORT_LEASES).wait_ready()
@@ -194,7 +206,11 @@ def test_an_outcome_that_wakes_up_after_its_lease_is_refused(
 
 
 def test_a_handler_that_wakes_up_after_its_lease_is_ended_and_its_task_left_alone(
-    start_supervisor: SupervisorStarter, fresh_redis: RedisServer, orders: Orders, witness: Witness, tmp_path: Path
+    start_supervisor: SupervisorStarter,
+    fresh_redis: RedisServer,
+    orders: Orders,
+    witness: Witness,
+    tmp_path: Path,
 ) -> None:
     sleeper = start_supervisor(server=fresh_redis, procs=1, flags=SHORT_LEASES).wait_ready()
     gate = tmp_path / "gate"

@@ -24,6 +24,7 @@ from dtq_child import template
 from dtq_child.protocol import ChildContext
 from dtq_child.retry import RetryPolicy
 from dtq_child.scoreboard import ChildRow, Execution
+from dtq_child.signals import PARENT_DIED_SIGNAL, SOFT_SIGNAL
 from tests.support.processes import descriptors
 
 POLICY = RetryPolicy(10.0, 2.0, 3600.0, 0.25)
@@ -90,6 +91,13 @@ def executes(context: ChildContext) -> int:
 
 def deep_in_python(context: ChildContext) -> int:
     """Executes, in Python."""
+    _begin(context)
+    return _for_ever()
+
+
+def hears(context: ChildContext) -> int:
+    """Executes, and writes down when the kernel tells it that its supervisor died."""
+    signal.signal(PARENT_DIED_SIGNAL, lambda _number, _frame: _write("heard", context, str(time.monotonic())))
     _begin(context)
     return _for_ever()
 
@@ -162,7 +170,7 @@ def daemons(context: ChildContext) -> int:
 
 def signalled(context: ChildContext) -> int:
     """Survives whatever an operator may send, and writes down the soft signal."""
-    signal.signal(signal.SIGRTMIN + 4, lambda _number, _frame: _write("soft", context, ""))
+    signal.signal(SOFT_SIGNAL, lambda _number, _frame: _write("soft", context, ""))
     return idle(context)
 
 

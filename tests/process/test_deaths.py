@@ -313,11 +313,8 @@ def check_poison(
     assert [e["outcome"] for e in executions] == ["crashed"] * 3
     assert [e["cause"][fact] for e in executions] == [value] * 3
     assert [e["pid"] for e in executions] == [e.pid for e in ledger.starts(task_id)]
-    (letter,) = (
-        fields
-        for _, fields in server.client(decode_responses=True).xrange("dtq:stream:dead-letter")
-        if fields["task_id"] == task_id
-    )
+    letters: Any = server.client(decode_responses=True).xrange("dtq:stream:dead-letter")
+    (letter,) = (fields for _, fields in letters if fields["task_id"] == task_id)
     assert letter["last_error_class"] == "PoisonTask"
     assert f'"{fact}":' in letter["cause"]
     assert letter["attempts_made"] == "0"

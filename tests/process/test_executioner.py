@@ -84,6 +84,16 @@ def test_a_child_stuck_in_c_code_is_gone_when_its_lease_is_over(stand_of: StandO
     life_after(template, death, 5)
 
 
+def test_a_child_is_told_of_its_supervisor_s_death_at_once(stand_of: StandOf) -> None:
+    stand = stand_of(timeout=1)
+    _, child = begin(stand, "hears")
+
+    death = died(stand)
+
+    assert float(stand.told("heard")) - death < 0.2
+    life_after(child, death, 5)
+
+
 def test_a_lease_that_was_renewed_counts_from_then(stand_of: StandOf) -> None:
     stand = stand_of()
     _, child = begin(stand, "executes")

@@ -7,6 +7,7 @@ import os
 import select
 import signal
 import time
+from collections.abc import Iterable
 from types import TracebackType
 from typing import Any, Self
 
@@ -58,15 +59,8 @@ class Vigil:
     ) -> None:
         os.close(self._fd)
 
-    def over(self) -> bool:
-        """Whether it is dead."""
-        return bool(select.select((self._fd,), (), (), 0)[0])
-
-    def wait(self, timeout: float = PATIENCE_S) -> float:
-        """The monotonic second of its death, or of this call if it had died before."""
-        if not select.select((self._fd,), (), (), timeout)[0]:
-            raise AssertionError(f"process {self.pid} has not died within {timeout:g} s")
-        return time.monotonic()
+    def fileno(self) -> int:
+        return self._fd
 
     def kill(self) -> int:
         """SIGKILLs it. Returns the nanosecond before that, by the monotonic clock."""
@@ -75,12 +69,25 @@ class Vigil:
         return moment
 
 
+def deaths(vigils: Iterable[Vigil], timeout: float = PATIENCE_S) -> dict[int, float]:
+    """Waits until all are dead: pid → the monotonic second of its death, or of this call if it was dead
+    before."""
+    alive, moments = set(vigils), {}
+    until_then = time.monotonic() + timeout
+    while alive:
+        dead, _, _ = select.select(alive, (), (), max(0.0, until_then - time.monotonic()))
+        assert dead, f"alive after {timeout:g} s: {sorted(vigil.pid for vigil in alive)}"
+        moments.update(dict.fromkeys((vigil.pid for vigil in dead), time.monotonic()))
+        alive.difference_update(dead)
+    return moments
+
+
 class Tape:
     """Records every event from now on."""
 
     def __init__(self, client: redis.Redis, prefix: str = "dtq:") -> None:
         self._client, self._channel = client, f"{prefix}events"
-        self._subscription = client.pubsub()
+        self._subscription: Any = client.pubsub()  # type: ignore[no-untyped-call]
         self._subscription.subscribe(self._channel)
         until(lambda: self._next() is not None, 10, "no confirmation of the subscription")
 
@@ -100,9 +107,8 @@ class Tape:
             played.append(json.loads(data))
         return played
 
-    def _next(self) -> dict[str, Any] | None:
-        message: dict[str, Any] | None = self._subscription.get_message(timeout=0)
-        return message
+    def _next(self) -> Any:
+        return self._subscription.get_message(timeout=0)
 
 
 def of_type(events: list[dict[str, Any]], kind: str) -> list[str]:

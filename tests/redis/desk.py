@@ -191,6 +191,20 @@ def claim(child: Turns, *held: Pair, **want: bool) -> Delivery:
     return claimed
 
 
+def drain(child: Turns, **want: bool) -> list[str]:
+    """Claims and settles until nothing comes; the ids in their order."""
+    ids: list[str] = []
+    outcome = None
+    while True:
+        reply = child.turn(outcome, Want(**want))
+        if reply.claimed is None and not reply.more:
+            return ids
+        outcome = None
+        if reply.claimed is not None:
+            ids.append(reply.claimed.token.task_id)
+            outcome = succeeded(reply.claimed)
+
+
 def at_park(child: Turns) -> str:
     return park(child.worker_id)
 

@@ -16,6 +16,7 @@ from dtq_child.row import Order
 from dtq_supervisor.deadlines import overdue
 from dtq_supervisor.events import (
     Action,
+    AllowClaims,
     BackoffOver,
     Begin,
     BootOverdue,
@@ -24,6 +25,7 @@ from dtq_supervisor.events import (
     CloseClaims,
     ContactMade,
     ContactRefused,
+    DeathSettled,
     DumpDone,
     DumpStack,
     Event,
@@ -39,6 +41,7 @@ from dtq_supervisor.events import (
     KillStray,
     KillTemplate,
     LeaveLoop,
+    MourningOver,
     OpenClaims,
     OrderStop,
     PatienceOver,
@@ -64,6 +67,7 @@ from dtq_supervisor.events import (
 from dtq_supervisor.pool import Policy, Pool, step
 from dtq_supervisor.slot import ALIVE, BACKOFF_MOST_S, State
 
+BOOT_S = Policy().boot_timeout_s
 GRACEFUL, IMMEDIATE = Stop(StopMode.GRACEFUL), Stop(StopMode.IMMEDIATE)
 
 
@@ -150,6 +154,7 @@ def test_a_child_that_dies_while_there_is_no_template_is_replaced_by_the_next_on
     pool = at_work()
     step(pool, 10.0, TemplateGone(1))
     assert deeds(step(pool, 10.1, Exited(0, 1, 100, None, 9))) == [Settle(0, 1, None, None, 9)]
+    assert step(pool, 10.2, DeathSettled(0, 1)) == []
     step(pool, 10.5, TemplateBackoffOver())
     assert step(pool, 11.0, TemplateUp(2)) == [Fork(0, 2, 2, row=0)]
 
@@ -199,6 +204,7 @@ def test_a_fork_that_failed_is_a_failed_boot() -> None:
 def test_a_child_that_does_not_get_ready_is_killed_and_backed_off() -> None:
     pool = at_work(1, boot_timeout_s=9.0)
     step(pool, 100.0, Exited(0, 1, 100, None, 9))
+    step(pool, 100.0, DeathSettled(0, 1))
     step(pool, 100.0, Forked(0, 2, 200))
     assert alarms(pool) == [(109.0, BootOverdue(0, 2))]
     assert step(pool, 109.0, BootOverdue(0, 2)) == [HardKill(0, 2, 0, Verdict("boot"))]
@@ -210,6 +216,7 @@ def test_a_child_that_does_not_get_ready_is_killed_and_backed_off() -> None:
 def test_a_template_that_does_not_answer_is_killed_before_its_row_is_given_away() -> None:
     pool = at_work(1, boot_timeout_s=9.0)
     step(pool, 100.0, Exited(0, 1, 100, None, 9))
+    step(pool, 100.0, DeathSettled(0, 1))
     assert deeds(step(pool, 109.0, BootOverdue(0, 2))) == [KillTemplate(1)]
     assert state(pool) is State.STARTING
     assert alarms(pool) == [(math.inf, BootOverdue(0, 2)), (109.5, TemplateBackoffOver())]
@@ -268,14 +275,42 @@ def test_once_a_child_was_ready_a_failing_import_is_only_backed_off() -> None:
 def test_a_dead_child_is_settled_and_replaced_in_the_same_step(code: int | None, signal: int | None) -> None:
     pool = at_work()
     actions = step(pool, 5.0, Exited(1, 1, 101, code, signal, began=3, busy=True))
-    assert actions == [Settle(1, 1, None, code, signal), Fork(1, 2, 1, row=1)]
+    assert actions == [Settle(1, 1, None, code, signal), Fork(1, 2, 1, row=1, may_claim=False)]
+
+
+def test_a_successor_claims_nothing_before_the_death_is_settled() -> None:
+    """Else it would take up new work, and the task of the dead would find every child busy."""
+    pool = at_work()
+    step(pool, 5.0, Exited(0, 1, 100, None, 9, began=1, busy=True))
+    step(pool, 5.01, Forked(0, 2, 200))
+    assert step(pool, 5.02, DeathSettled(0, 1)) == [AllowClaims(0, 2)]
+    assert step(pool, 5.03, DeathSettled(0, 1)) == []
+    assert alarms(pool) == [(5.0 + BOOT_S, BootOverdue(0, 2))]
+
+
+def test_a_settling_that_fails_keeps_nobody_for_long() -> None:
+    pool = at_work()
+    step(pool, 5.0, Exited(0, 1, 100, None, 9, began=1, busy=True))
+    assert (6.0, MourningOver(0, 1)) in alarms(pool)
+    assert step(pool, 6.0, MourningOver(0, 1)) == [AllowClaims(0, 2)]
+    assert step(pool, 7.0, DeathSettled(0, 1)) == []
+
+
+def test_only_the_last_death_of_a_slot_is_waited_for() -> None:
+    pool = at_work()
+    step(pool, 5.0, Exited(0, 1, 100, None, 9, began=1, busy=True))
+    step(pool, 5.1, Forked(0, 2, 200))
+    step(pool, 5.2, ChildReady(0, 2))
+    step(pool, 5.3, Exited(0, 2, 200, None, 9))
+    assert step(pool, 5.4, DeathSettled(0, 1)) == []
+    assert step(pool, 5.5, DeathSettled(0, 2)) == [AllowClaims(0, 3)]
 
 
 def test_idle_children_killed_from_outside_are_replaced_at_once_however_often() -> None:
     pool = at_work(1)
     for life in range(1, 50):
         actions = deeds(step(pool, 5.0, Exited(0, life, 99 + life, None, 9)))
-        assert Fork(0, life + 1, 1, row=0) in actions
+        assert Fork(0, life + 1, 1, row=0, may_claim=False) in actions
         step(pool, 5.0, Forked(0, life + 1, 100 + life))
         step(pool, 5.0, ChildReady(0, life + 1))
 
@@ -323,7 +358,10 @@ def test_a_hard_timeout_takes_two_steps_and_blames_its_execution() -> None:
     assert step(pool, 5.0, HardDue(0, 1, 3)) == []
     assert step(pool, 5.1, DumpDone(0, 1, 3)) == [HardKill(0, 1, 3, Verdict("timeout", 3))]
     actions = step(pool, 5.2, Exited(0, 1, 100, None, 9, began=3, busy=True))
-    assert actions == [Settle(0, 1, Verdict("timeout", 3), None, 9), Fork(0, 2, 1, row=0)]
+    assert actions == [
+        Settle(0, 1, Verdict("timeout", 3), None, 9),
+        Fork(0, 2, 1, row=0, may_claim=False),
+    ]
 
 
 def test_a_task_that_ends_while_its_stacks_are_dumped_is_not_killed() -> None:
@@ -538,12 +576,15 @@ class Child:
 
 @dataclass
 class World:
-    """Everything outside the pool: asked-for forks, living children, dumps that are under way."""
+    """Everything outside the pool: asked-for forks, living children, dumps that are under way. `silent`: lives
+    that may not claim; `unsettled`: lives that have ended."""
 
     asked: list[Fork] = field(default_factory=list)
     living: list[Child] = field(default_factory=list)
     dumping: set[tuple[int, int, int]] = field(default_factory=set)
     dumped: set[tuple[int, int, int]] = field(default_factory=set)
+    silent: set[tuple[int, int]] = field(default_factory=set)
+    unsettled: set[tuple[int, int]] = field(default_factory=set)
     strays: int = 0
     template_up: bool = False
 
@@ -588,6 +629,12 @@ class PoolMachine(RuleBasedStateMachine):
                 assert self.world.template_up
                 assert self.world.find(action.slot, action.life) is None
                 self.world.asked.append(action)
+                if not action.may_claim:
+                    self.world.silent.add((action.slot, action.life))
+            case AllowClaims():
+                self.world.silent.remove((action.slot, action.life))
+            case Settle():
+                self.world.unsettled.add((action.slot, action.life))
             case HardKill():
                 child = self.world.find(action.slot, action.life)
                 assert child is not None, "a kill for a slot without a living child"
@@ -719,6 +766,13 @@ class PoolMachine(RuleBasedStateMachine):
         code, signal = (None, 9) if child.killed else end
         self.feed(Exited(child.slot, child.life, child.pid, code, signal, began, busy=began > 1))
 
+    @precondition(lambda self: bool(self.world.unsettled))
+    @rule(data=st.data())
+    def death_is_settled(self, data: st.DataObject) -> None:
+        life = data.draw(st.sampled_from(sorted(self.world.unsettled)))
+        self.world.unsettled.discard(life)
+        self.feed(DeathSettled(*life))
+
     @rule(slot=st.integers(-1, PROCS), life=st.integers(0, 3))
     def nonsense_comes(self, slot: int, life: int) -> None:
         """Events of lives and slots that are not, which threads may send late."""
@@ -758,6 +812,13 @@ class PoolMachine(RuleBasedStateMachine):
             if slot.state not in ALIVE and not self.pool.stopping and self.left is None:
                 waits = slot.held_until > 0.0
                 assert waits or self.pool.template.state != "up", f"{slot} is forgotten"
+
+    @invariant()
+    def who_may_not_claim_mourns(self) -> None:
+        for slot in self.pool.living():
+            silent = (slot.number, slot.life) in self.world.silent
+            assert self.pool.left or silent == bool(slot.mourned), slot
+            assert self.pool.left or not slot.mourned or slot.mourned_until - self.now <= 1.0
 
     @invariant()
     def pauses_are_bounded(self) -> None:

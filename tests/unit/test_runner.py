@@ -473,6 +473,14 @@ def test_a_start_hook_that_hangs_is_interrupted(bench: Bench) -> None:
     assert bench.run(lambda: 5).decision.reason == "soft_timeout"
 
 
+def test_an_interruption_that_a_start_hook_makes_up_changes_nothing(bench: Bench) -> None:
+    def make_up(_task: Any) -> None:
+        raise TaskCancelled
+
+    bench.app.on_task_start(make_up)
+    assert value_of(bench.run(lambda: 5)) == 5
+
+
 def test_an_order_during_an_end_hook_is_dropped(bench: Bench) -> None:
     bench.app.on_task_end(lambda _task, _error: bench.order(Order.SOFT_TIMEOUT))
     assert value_of(bench.run(lambda: 5)) == 5
