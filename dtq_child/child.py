@@ -10,6 +10,7 @@ end             settle, hand back, exit
 
 from __future__ import annotations
 
+import codecs
 import logging
 import os
 import time
@@ -24,6 +25,7 @@ from dtq_child.keys import Keys, consumer
 from dtq_child.leash import Leash
 from dtq_child.protocol import ChildContext
 from dtq_child.runner import Runner
+from dtq_child.settings import Settings
 from dtq_child.task import Token
 from dtq_child.turns import Delivery, Outcome, Pair, Reply, Turns, Want
 
@@ -39,6 +41,15 @@ _MANY_QUEUES = 10
 _NEXT = Want()
 
 log = logging.getLogger("dtq.child")
+
+
+def rehearse(settings: Settings) -> None:
+    """What every child does alike before its first task, once, in the process that they are forked of: putting
+    scripts together, parsing the URL, importing what is imported late. It is more than half of a birth. Nothing
+    connects. Raises BadConfiguration."""
+    for late in ("ascii", "idna"):  # of /proc, of host names
+        codecs.lookup(late)
+    Turns(open_link(settings.redis_url), Keys(settings.key_prefix), settings, "", "", settings.queues)
 
 
 def main(context: ChildContext) -> int:

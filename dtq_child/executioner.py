@@ -7,7 +7,6 @@ code or in its handler, must be gone when its lease is over: by then somebody el
 from __future__ import annotations
 
 import errno
-import logging
 import os
 import select
 import signal
@@ -22,8 +21,6 @@ LAST_STEPS_S = 1.0
 """What a child that has just become idle gets for ending by itself, its stop hooks included."""
 
 _PIDFD_SIGNAL_PROCESS_GROUP = 1 << 2  # Linux 6.9
-
-log = logging.getLogger("dtq.template")
 
 
 @dataclass(slots=True)
@@ -73,9 +70,7 @@ def execute(wards: Iterable[Ward], board: Scoreboard, visibility_s: float) -> No
     for pidfd in living:
         poll.register(pidfd, select.POLLIN)
     if living:
-        log.warning(
-            "the supervisor is gone; its %d children end with their leases at the latest", len(living)
-        )
+        _say(f"the supervisor is gone, its {len(living)} children end with their leases at the latest")
     while living:
         now = time.monotonic()
         for ward in living.values():
@@ -89,7 +84,7 @@ def execute(wards: Iterable[Ward], board: Scoreboard, visibility_s: float) -> No
 
 def _kill(ward: Ward) -> None:
     if not ward.killed:
-        log.warning("killing child %d (pid %d), which its supervisor left behind", ward.slot, ward.pid)
+        _say(f"killing child {ward.slot}, pid {ward.pid}, which its supervisor left behind")
     ward.killed = True
     if not _signal_group(ward.pidfd):
         _signal_group_by_number(ward)
@@ -132,3 +127,15 @@ def _signal(pidfd: int, number: int) -> bool:
     except ProcessLookupError:
         return False
     return True
+
+
+def _say(words: str) -> None:
+    """A line on stderr, if there is room for it: whoever read that may have died with the supervisor, and a
+    full pipe must not keep the executioner from its work. So this is no `logging`."""
+    poll = select.poll()
+    poll.register(2, select.POLLOUT)
+    if any(event & select.POLLOUT for _, event in poll.poll(0)):
+        try:
+            os.write(2, f"dtq-supervisor: template: {words}\n".encode())
+        except OSError:
+            return  # nobody reads it any more

@@ -14,6 +14,7 @@ import faulthandler
 import logging
 import os
 import signal
+import sys
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -75,6 +76,9 @@ class Guards:
             changed += ("wakeup fd",)
         if _set_mask(signal.SIG_SETMASK, self._mask) != self._mask:
             changed += ("signal mask",)
+        if getattr(sys.stderr, "closed", False):
+            # A log line that cannot be written is told of there, which would raise out of the logging call.
+            sys.stderr = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115 - until the process ends
         self._restore_directory()
         return changed
 

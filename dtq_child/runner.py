@@ -18,7 +18,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from types import CoroutineType
 from typing import Any
 
-from dtq_child import context, hooks, payload
+from dtq_child import context, forked, hooks, payload
 from dtq_child.app import App
 from dtq_child.context import CurrentTask
 from dtq_child.declaration import Task
@@ -221,6 +221,8 @@ class Runner:
                 changed = self._recovered(stray)
             except BaseException as again:  # noqa: BLE001
                 changed = self._recovered(again)
+        if os.getpid() != self._pid:
+            forked.end_here(self._interrupter.error)
         if changed:
             log.warning("task %s left behind, and it was put back: %s", self._task_id, ", ".join(changed))
         threads = self._guards.new_threads()

@@ -97,9 +97,10 @@ def names() -> list[str]:
     return sorted(name[:-4] for name in files if name.endswith(".lua") and not name.startswith("_"))
 
 
+@functools.cache
 def assemble(name: str) -> str:
-    """The script with what it needs before it, each part once, in order of need; comments and unused functions
-    left out.
+    """The script with what it needs before it, each part once, in order of need; comments and unused
+    functions left out.
 
     `--!include x` puts the part there as it is. `--!lazily x` wraps it into a function that is called when
     one of its exports is. Both for the same reason: a server makes the closures of a script anew at every

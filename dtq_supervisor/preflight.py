@@ -66,6 +66,7 @@ def look(line: Line, *, allow_eviction: bool) -> str:
     if not _new_enough(info.get("redis_version", "")):
         raise Refused(f"version {version} is too old: 6.2 is the oldest that will do")
     _check_policy(_config(line, "maxmemory-policy") or info.get("maxmemory_policy", ""), allow_eviction)
+    _check_scripts(line)
     _check_schema(line)
     return version or "of an unknown version"
 
@@ -85,6 +86,11 @@ def _check_policy(policy: str, allowed: bool) -> None:
             f"set it to {SAFE_POLICY}, or accept the loss by --allow-eviction"
         )
     say("warning", "evicting_allowed", {"policy": policy})
+
+
+def _check_scripts(line: Line) -> None:
+    """Whether this user may run any: without them nothing works. Raises BrokerRefused."""
+    line.call("EVALSHA", line.call("SCRIPT", "LOAD", "return 1"), 0)
 
 
 def _check_schema(line: Line) -> None:

@@ -10,8 +10,9 @@ import pytest
 
 from dtq_child.retry import RetryPolicy
 from dtq_child.task import Status
-from tests.conftest import SupervisorStarter
+from tests.conftest import ServerStarter, SupervisorStarter
 from tests.outage.stage import AGAIN_S, Orders, Pool, paced, work_again
+from tests.support.ledger import Ledger
 from tests.support.servers import RedisServer
 from tests.support.waiting import until
 from tests.support.witness import Witness
@@ -103,7 +104,7 @@ def test_flushed_while_children_are_busy(
 def test_scripts_flushed_again_and_again_under_load(
     pool: Pool, fresh_redis: RedisServer, orders: Orders, witness: Witness, tmp_path: Path
 ) -> None:
-    for _ in paced(0.2, 4.0):
+    for _ in paced(0.2, 3.0):
         fresh_redis.cli("SCRIPT", "FLUSH")
         orders.send_many(25, "note")
         orders.send("note", delay_ms=100)
@@ -118,7 +119,7 @@ def test_every_connection_killed_again_and_again_under_load(
     pool: Pool, fresh_redis: RedisServer, orders: Orders, tmp_path: Path
 ) -> None:
     """A reply may be lost with its connection. Then the task is taken up again, and counts once."""
-    for _ in paced(0.3, 4.5):
+    for _ in paced(0.3, 3.6):
         fresh_redis.cli("CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes")
         orders.send_many(25, "note")
         orders.send("note", delay_ms=100)
@@ -197,6 +198,7 @@ def test_a_waiting_task_whose_record_has_the_wrong_type_is_put_aside_once(
     orders.check()
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("quiet")
 def test_a_running_task_whose_record_has_the_wrong_type_is_put_aside_once(
     pool: Pool, fresh_redis: RedisServer, orders: Orders, tmp_path: Path
@@ -250,3 +252,91 @@ def test_a_redis_that_comes_and_goes(
     back = time.monotonic()
     work_again([pool], orders, tmp_path, back)
     orders.check()
+
+
+@pytest.mark.usefixtures("quiet")
+def test_keys_of_the_wrong_type_that_are_only_hints_or_lists_of_names_stop_no_work(
+    pool: Pool, fresh_redis: RedisServer, orders: Orders, witness: Witness, tmp_path: Path
+) -> None:
+    names = ("workers", "queues", "task_types", "cancelled", "tasks:recent", "hint", "bell:q:default")
+    for name in names:
+        fresh_redis.cli("DEL", f"dtq:{name}")
+        fresh_redis.cli("SET", f"dtq:{name}", "something else")
+    work_again([pool], orders, tmp_path, time.monotonic())
+    retried = orders.send("fail_times", n=1, max_attempts=2, retry=SOON)
+    orders.wait([retried], AGAIN_S, Status.SUCCEEDED)
+    fresh_redis.cli("DEL", *(f"dtq:{name}" for name in names))
+    orders.check(witness)
+
+
+# -- the server itself
+
+
+def test_a_redis_killed_under_load_goes_on_from_its_file(
+    start_supervisor: SupervisorStarter, start_redis: ServerStarter, ledger: Ledger, tmp_path: Path
+) -> None:
+    server = start_redis(persist=True)
+    pool = Pool(start_supervisor(server=server, procs=3).wait_ready())
+    with Orders(server, ledger) as orders:
+        for _ in range(3):
+            orders.send_many(100, "note")
+            orders.send_many(10, "note", delay_ms=300)
+            orders.all_started(orders.accepted[-110:-90])
+            server.kill()
+            server.start()
+        work_again([pool], orders, tmp_path, time.monotonic())
+        orders.wait(orders.accepted, 10.0, Status.SUCCEEDED)
+        orders.check()
+
+
+@pytest.mark.slow
+def test_a_redis_that_stands_still_hears_late_what_was_given_up(
+    start_supervisor: SupervisorStarter,
+    fresh_redis: RedisServer,
+    orders: Orders,
+    witness: Witness,
+    tmp_path: Path,
+) -> None:
+    """It stood for longer than a lease and longer than anybody waits for a reply. Then it executes what its
+    sockets had taken in, claims and outcomes too, whose senders have long asked anew."""
+    flags = ["--visibility-timeout", "3", "--heartbeat-interval", "1"]
+    supervisors = [start_supervisor(server=fresh_redis, procs=3, flags=flags) for _ in range(2)]
+    pools = [Pool(supervisor.wait_ready(30)) for supervisor in supervisors]
+    long = orders.send_many(2, "sleep", seconds=11.0)
+    orders.all_started(long)
+    short = orders.send_many(400, "sleep", seconds=0.02)
+    orders.all_started(short[:40])
+    fresh_redis.pause()
+    halted = time.monotonic()
+    until(lambda: time.monotonic() - halted > 8.0, 10.0, interval=0.1)
+    fresh_redis.resume()
+    resumed = time.monotonic()
+    until(lambda: orders.statuses(short) == {Status.SUCCEEDED: 400}, 30.0, interval=0.1)
+    print(f"all short ones are over {time.monotonic() - resumed:.1f} s after it went on")
+    orders.wait(long, 20.0, Status.SUCCEEDED)
+    assert [len(orders.ledger.starts(task_id)) for task_id in long] == [1, 1]
+    assert {orders.record(task_id).number("crashes") for task_id in orders.accepted} == {0}
+    for pool in pools:
+        pool.is_the_same()
+    orders.check(witness)
+
+
+@pytest.mark.usefixtures("quiet")
+@pytest.mark.parametrize("fault", ["maxclients", pytest.param("requirepass", marks=pytest.mark.slow)])
+def test_a_redis_that_lets_nobody_in_is_waited_for(
+    pool: Pool, fresh_redis: RedisServer, orders: Orders, witness: Witness, tmp_path: Path, fault: str
+) -> None:
+    """Too many clients, or a password that was set and not told: at the start refused, later waited out."""
+    running = orders.send("sleep", seconds=1.0)
+    orders.started(running)
+    before = fresh_redis.cli("CONFIG", "GET", fault)[1]
+    admin = fresh_redis.client()
+    admin.ping()
+    fresh_redis.cli("CONFIG", "SET", fault, "1")
+    admin.client_kill_filter(_type="normal", skipme=True)
+    locked = time.monotonic()
+    until(lambda: time.monotonic() - locked > 3.0, 5.0)
+    admin.config_set(fault, before.decode())
+    work_again([pool], orders, tmp_path, time.monotonic())
+    orders.wait([running], 5.0, Status.SUCCEEDED)
+    orders.check(witness)

@@ -146,15 +146,17 @@ def eats(context: ChildContext) -> int:
 
 
 def helped(context: ChildContext) -> int:
-    """Starts programs in its own group and in a session of their own; then goes on, or ends."""
+    """Starts a program in its group and one in a session of its own. Ends as an orphan, at once, or never."""
     own = subprocess.Popen(["sleep", "3600"])
     away = subprocess.Popen(["sleep", "3601"], start_new_session=True)
     _write("helpers", context, json.dumps([own.pid, away.pid]))
     row = _begin(context) if OPTIONS.get("busy") else _ready(context)
-    if OPTIONS.get("ends"):
-        row.exiting()
-        os._exit(0)
-    return _for_ever()
+    while not OPTIONS.get("ends") and os.getppid() == context.supervisor_pid:
+        time.sleep(0.01)
+    if OPTIONS.get("stays"):
+        return _for_ever()
+    row.exiting()
+    os._exit(0)
 
 
 def daemons(context: ChildContext) -> int:

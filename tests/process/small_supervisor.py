@@ -173,6 +173,8 @@ class SmallSupervisor:
         poll.register(0, select.POLLIN)
         poll.register(self.processes.fileno(), select.POLLIN)
         lines = os.fdopen(os.dup(0), "rb", buffering=0)
+        answers = os.dup(1)
+        os.dup2(2, 1)  # what templates and children print belongs into the log
         while True:
             ready = {fd for fd, _ in poll.poll(TICK_S * 1000)}
             self._drain()
@@ -181,7 +183,7 @@ class SmallSupervisor:
                 line = lines.readline()
                 if not line:
                     return
-                _write(orjson.dumps(self._obey(orjson.loads(line))) + b"\n")
+                _write(answers, orjson.dumps(self._obey(orjson.loads(line))) + b"\n")
 
     def _obey(self, order: Mapping[str, Any]) -> dict[str, Any]:
         try:
@@ -212,9 +214,9 @@ class SmallSupervisor:
                     self.exits.append({**facts, "generation": generation})
 
 
-def _write(line: bytes) -> None:
+def _write(fd: int, line: bytes) -> None:
     while line:
-        line = line[os.write(1, line) :]
+        line = line[os.write(fd, line) :]
 
 
 if __name__ == "__main__":

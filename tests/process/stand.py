@@ -34,8 +34,15 @@ def work() -> None: ...
 class Stand:
     """A small supervisor in a folder that holds the application `shop`."""
 
-    def __init__(self, folder: Path, rows: int = 4, within: Sequence[str] = (), **options: Any) -> None:
-        """`within`: a command that runs it; `options` are for the doubles."""
+    def __init__(
+        self,
+        folder: Path,
+        rows: int = 4,
+        within: Sequence[str] = (),
+        stderr: int | None = None,
+        **options: Any,
+    ) -> None:
+        """`within`: a command that runs it; `stderr`: in place of the log; `options` are for the doubles."""
         self.folder = folder
         (folder / "shop.py").write_text(APP)
         self._log = (folder / "log").open("wb")
@@ -43,9 +50,9 @@ class Stand:
             [*within, sys.executable, "-m", "tests.process.small_supervisor", str(rows)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            stderr=self._log,
+            stderr=self._log if stderr is None else stderr,
             cwd=folder,
-            env={**os.environ, "PYTHONPATH": _path(), "DOUBLE": json.dumps(options)},
+            env=_environment(options),
             start_new_session=True,
         )
         self.pid = self.process.pid
@@ -133,6 +140,8 @@ def gone(pid: int) -> bool:
     return found is None or found.status == "zombie"
 
 
-def _path() -> str:
-    """Where Python finds this tree, and whatever this Python was told."""
-    return os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH", "")]))
+def _environment(options: dict[str, Any]) -> dict[str, str]:
+    found = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH", "")]))
+    env = {**os.environ, "PYTHONPATH": found, "DOUBLE": json.dumps(options)}
+    env.pop("PYTHONUNBUFFERED", None)  # buffers are among what a fork can get wrong
+    return env

@@ -17,7 +17,7 @@ import psutil
 import pytest
 
 from dtq_child.task import Status
-from tests.conftest import SupervisorStarter
+from tests.conftest import ProxyStarter, SupervisorStarter
 from tests.process.producer import Producer
 from tests.process.witness import (
     PATIENCE_S,
@@ -270,6 +270,33 @@ def test_children_that_die_while_redis_is_away_are_replaced_and_settled_when_it_
 def kill_together(pids: set[int]) -> None:
     for pid in pids:
         os.kill(pid, signal.SIGKILL)
+
+
+def test_the_task_of_the_dead_goes_before_new_work_even_if_its_settling_takes_time(
+    start_supervisor: SupervisorStarter,
+    start_proxy: ProxyStarter,
+    redis_server: RedisServer,
+    producer: Producer,
+    ledger: Ledger,
+    tmp_path: Path,
+) -> None:
+    """Else a successor that boots faster would take up new work, and no child would be left for that task."""
+    proxy = start_proxy(redis_server.port)
+    start_supervisor(server=redis_server, url=proxy.url, procs=1).wait_ready()
+    gate = tmp_path / "gate"
+    first, second = producer.send_together([("wait_for_file", {"path": str(gate)})] * 2)
+    pid = started(ledger, first).pid
+    lost = proxy.drop_request(is_settling_of_a_crash, count=3)
+    kill_together({pid})
+    started(ledger, first, times=2)
+    assert lost.fired == 3
+    assert ledger.starts(second) == []
+    gate.touch()
+    producer.wait(second, Status.SUCCEEDED, timeout=PATIENCE_S)
+
+
+def is_settling_of_a_crash(words: list[bytes]) -> bool:
+    return b"crash" in words
 
 
 # --- tasks that kill their processes

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import signal
+import subprocess
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -12,11 +14,12 @@ from typing import Any
 
 import pytest
 
+from dtq_child import executioner
 from dtq_child.executioner import LAST_STEPS_S, Ward, judge, lease_end
 from dtq_child.retry import RetryPolicy
 from dtq_child.scoreboard import Counters, Execution, Phase, Row
 from tests.process.stand import Stand, gone
-from tests.support.processes import look
+from tests.support.processes import group_members, look
 from tests.support.waiting import until
 
 StandOf = Callable[..., Stand]
@@ -141,8 +144,10 @@ def test_a_child_that_ends_by_itself_is_let(stand_of: StandOf) -> None:
     life_after(template, death, 3)
 
 
-def test_what_an_executed_child_had_started_dies_with_it(stand_of: StandOf) -> None:
-    stand = stand_of(busy=True, timeout=0.5)
+@pytest.mark.parametrize("stays", [True, False])
+def test_what_a_child_had_started_dies_with_it(stand_of: StandOf, stays: bool) -> None:
+    """Whether it was killed at its deadline or ended by itself before."""
+    stand = stand_of(busy=True, stays=stays, timeout=0.5 if stays else 60)
     template = stand.template_of("helped")
     child = stand.birth(phase=3)
     own, away = json.loads(stand.told("helpers"))
@@ -156,6 +161,20 @@ def test_what_an_executed_child_had_started_dies_with_it(stand_of: StandOf) -> N
     os.kill(away, signal.SIGKILL)
 
 
+def test_on_an_older_kernel_a_group_is_killed_by_its_number() -> None:
+    leader = subprocess.Popen(["sh", "-c", "sleep 3600 & sleep 3600"], process_group=0)
+    pidfd = os.pidfd_open(leader.pid)
+    until(lambda: len(group_members(leader.pid)) == 3, 10)
+
+    executioner._signal_group_by_number(Ward(slot=0, life=1, row=0, pid=leader.pid, pidfd=pidfd))
+
+    assert leader.wait(timeout=10) == -signal.SIGKILL
+    until(lambda: group_members(leader.pid) == [], 10)
+    # Its number may be anybody's now, and nobody is signalled.
+    executioner._signal_group_by_number(Ward(slot=0, life=1, row=0, pid=os.getpgid(0), pidfd=pidfd))
+    os.close(pidfd)
+
+
 def test_an_executioner_is_not_ended_by_what_ends_services(stand_of: StandOf) -> None:
     stand = stand_of()
     template, child = begin(stand, "executes")
@@ -167,6 +186,21 @@ def test_an_executioner_is_not_ended_by_what_ends_services(stand_of: StandOf) ->
 
     life_after(child, death, 5)
     life_after(template, death, 5)
+
+
+def test_a_log_that_nobody_reads_does_not_stop_an_executioner(stand_of: StandOf) -> None:
+    reader, writer = os.pipe()
+    room = fcntl.fcntl(writer, fcntl.F_GETPIPE_SZ)
+    assert os.write(writer, b"x" * room) == room
+    stand = stand_of(stderr=writer, timeout=0.5)
+    template, child = begin(stand, "executes")
+
+    death = died(stand)
+
+    life_after(child, death, 5)
+    life_after(template, death, 5)
+    os.close(reader)
+    os.close(writer)
 
 
 @pytest.mark.parametrize("processes", range(2, 9))

@@ -13,7 +13,7 @@ import pytest
 from dtq_child.task import Status
 from tests.conftest import ProxyStarter, SupervisorStarter
 from tests.process.producer import Producer
-from tests.process.witness import Vigil, started
+from tests.process.witness import Vigil, deaths, started
 from tests.support.ledger import Ledger
 from tests.support.processes import alive
 from tests.support.servers import RedisServer
@@ -57,7 +57,7 @@ def gone_after(pool: SupervisorProcess, number: int, timeout: float) -> float:
     with Vigil(pool.pid) as vigil:
         asked = time.monotonic()
         pool.signal(number)
-        return vigil.wait(timeout) - asked
+        return deaths([vigil], timeout)[pool.pid] - asked
 
 
 def keys_of_workers(server: RedisServer) -> set[str]:
@@ -321,7 +321,7 @@ def test_other_signals_interrupt_nobody_and_usr2_shows_where_everybody_is(
             os.kill(process.pid, number)
     pool.signal(signal.SIGUSR2)
     until(lambda: pool.log().count("stacks of child") == 4, 5, pool.describe)
-    shown = {stuck: "sleep_in_c", waits: "async_sleep", busy: "in wait_for_file", idle: "in _wait"}
+    shown = {stuck: "sleep_in_c", waits: "in run_until_complete", busy: "in wait_for_file", idle: "in _wait"}
     for line in pool.log().splitlines():
         if "stacks of child" in line:
             (pid,) = (pid for pid in shown if f"(pid {pid})" in line)

@@ -62,6 +62,10 @@ class Vigil:
     def fileno(self) -> int:
         return self._fd
 
+    def wait(self, timeout: float = PATIENCE_S) -> float:
+        """The monotonic second of its death, or of this call if it was dead before."""
+        return deaths([self], timeout)[self.pid]
+
     def kill(self) -> int:
         """SIGKILLs it. Returns the nanosecond before that, by the monotonic clock."""
         moment = time.monotonic_ns()

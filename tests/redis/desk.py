@@ -6,7 +6,7 @@ from __future__ import annotations
 import itertools
 import json
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from types import TracebackType
 from typing import Any, Self, cast
 
@@ -36,6 +36,7 @@ class Desk:
         self.scripts = Scripts(self.keys, Constants.of(self.settings))
         self.broker = Broker(self.settings)
         self.redis = cast(Any, server.client(decode_responses=True))
+        self._raw = cast(Any, server.client())
         self._links: list[Link] = []
         self._markers = itertools.count(1)
         self._subscriber = self.redis.pubsub(ignore_subscribe_messages=True)
@@ -130,11 +131,11 @@ class Desk:
 
     def owner(self, stream: str, entry_id: str) -> str | None:
         """The consumer under which the entry is pending."""
-        found = self.server.cli("XPENDING", stream, GROUP, entry_id, entry_id, 1)
-        return found[0][1].decode() if found else None
+        found = self.redis.xpending_range(stream, GROUP, entry_id, entry_id, 1)
+        return found[0]["consumer"] if found else None
 
     def idle_ms(self, stream: str, entry_id: str) -> int:
-        return int(self.server.cli("XPENDING", stream, GROUP, entry_id, entry_id, 1)[0][2])
+        return int(self.redis.xpending_range(stream, GROUP, entry_id, entry_id, 1)[0]["time_since_delivered"])
 
     def rings(self, queue: str = "default") -> int:
         return int(self.redis.llen(self.keys.bell_queue(queue)))
@@ -147,9 +148,8 @@ class Desk:
 
     def everything(self) -> dict[bytes, object]:
         """Every key with its value, and whether it ends: equal before and after whatever changed nothing."""
-        ask: Any = self.server.client()
-        keys = sorted(ask.keys("*"))
-        pipe = ask.pipeline(transaction=False)  # a full server refuses transactions
+        keys = sorted(self._raw.keys("*"))
+        pipe = self._raw.pipeline(transaction=False)  # a full server refuses transactions
         for key in keys:
             pipe.type(key)
             pipe.pttl(key)
@@ -261,3 +261,14 @@ def buried(delivery: Delivery | Token, *, spend: bool = True) -> Outcome:
 
 def handed_back(delivery: Delivery | Token) -> Outcome:
     return ended(delivery, Decision("release", "released", retryable=True))
+
+
+Ending = Callable[[Delivery], Outcome]
+KINDS: dict[str, tuple[Ending, str]] = {
+    "succeed": (succeeded, "succeeded"),
+    "retry": (lambda delivery: retried(delivery, 60_000), "retry_scheduled"),
+    "unknown": (lambda delivery: unknown(delivery, 60_000), "retry_scheduled"),
+    "dead": (buried, "dead_lettered"),
+    "release": (handed_back, "queued"),
+}
+"""Each way in which a delivery ends, and the status that is to be read then."""

@@ -209,7 +209,7 @@ def test_a_rebuilt_task_does_not_take_a_key_that_is_held(desk: Desk) -> None:
 def test_scraps_of_a_record_are_no_record(desk: Desk) -> None:
     desk.enqueue("t1")
     desk.redis.delete(desk.keys.task("t1"))
-    desk.edit("t1", updated_at_ms=1)
+    desk.edit("t1", due_at_ms=1, updated_at_ms=1)
     reply = desk.child().turn(None, Want())
     assert reply.claimed is not None
     assert reply.counts["rebuilt"] == 1

@@ -1,4 +1,4 @@
-"""What a child holds is begun one by one, parked, or handed back; and nothing is spent by that (R22, R24, R36)."""
+"""What a child holds is begun one by one, parked, or handed back; nothing is spent by it (R22, R24, R36)."""
 
 from __future__ import annotations
 
@@ -89,6 +89,21 @@ def test_held_entries_of_a_paused_queue_are_parked_and_the_others_go_on(greedy: 
     assert greedy.status("a1") == "queued"
 
 
+@pytest.mark.parametrize("paused", [False, True])
+def test_a_held_entry_that_somebody_else_has_now_stays_his(desk: Desk, paused: bool) -> None:
+    ours, theirs = desk.child(), desk.child(worker="w2")
+    desk.enqueue("t1")
+    held = desk.hold(ours, "t1")
+    desk.redis.xclaim(held[0], GROUP, theirs.consumer, 0, [held[1]], idle=0)
+    if paused:
+        desk.broker.pause("default", OPERATOR)
+    before = desk.record("t1")
+    reply = ours.turn(None, Want(park=True), [held])
+    assert (reply.claimed, reply.held) == (None, ())
+    assert desk.owner(*held) == theirs.consumer
+    assert desk.record("t1") == before
+
+
 def test_what_was_begun_unheard_in_a_paused_queue_is_queued_again_and_spends_nothing(desk: Desk) -> None:
     child = desk.child()
     begun = desk.began(child, "t1")  # its reply was lost, say
@@ -143,6 +158,17 @@ def test_what_is_not_ours_any_more_is_not_released(desk: Desk) -> None:
     assert ours.release([lost.token, again.token, settled.token]) == 0
     assert desk.everything() == before
     assert ours.release([newer.token]) == 1
+
+
+def test_a_held_entry_whose_record_runs_elsewhere_is_handed_back_without_touching_it(desk: Desk) -> None:
+    child = desk.child()
+    desk.enqueue("t1")
+    held = desk.hold(child, "t1")
+    desk.edit("t1", status="running", consumer="w2:0.1", delivery=1)
+    before = desk.record("t1")
+    assert child.release([], [held]) == 1
+    assert desk.owner(*held) == at_park(child)
+    assert desk.record("t1") == before
 
 
 def test_a_held_entry_that_was_begun_unheard_is_queued_again(desk: Desk) -> None:

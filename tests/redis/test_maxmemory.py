@@ -139,6 +139,13 @@ def test_claims_of_every_kind_go_on(desk: Desk) -> None:
     assert desk.places().at_rest()
 
 
+def test_a_claim_that_was_lost_begins_again(desk: Desk) -> None:
+    child = desk.child()
+    desk.began(child, "t1")  # its reply was lost, say: nothing is read anew, the record is the first write
+    fill(desk)
+    assert claim(child, own=True).token.delivery == 2
+
+
 def test_a_group_is_made_and_a_missing_record_settled(desk: Desk) -> None:
     desk.enqueue("t1", priority=4)
     fill(desk)

@@ -313,6 +313,20 @@ def test_a_key_that_was_taken_meanwhile_is_a_conflict(desk: Desk, record: str) -
     assert desk.broker.requeue("t1", OPERATOR, letter_id)[0] == "requeued"
 
 
+def test_a_key_whose_new_holder_is_over_is_no_conflict(desk: Desk) -> None:
+    desk.dead("t1", idempotency_key="k")
+    desk.dead("t2", idempotency_key="k")
+    held = desk.idempotency("k")
+    assert held is not None
+    assert (held["task_id"], held["state"]) == ("t2", "failed")
+    assert desk.broker.requeue("t1", OPERATOR) == ("requeued", "")
+    held = desk.idempotency("k")
+    assert held is not None
+    assert (held["task_id"], held["state"]) == ("t1", "processing")
+    with pytest.raises(IdempotencyConflict):
+        desk.broker.requeue("t2", OPERATOR)
+
+
 def test_a_dead_task_whose_letter_was_trimmed_is_requeued_from_its_record(desk: Desk) -> None:
     desk.dead("t1", payload=b'{"a":1}')
     desk.redis.delete(desk.keys.dead_letter)

@@ -217,7 +217,7 @@ def test_any_order_of_anything(any_redis: RedisServer) -> None:
         run_state_machine_as_test(
             LifeHere,
             settings=settings(
-                max_examples=40,
+                max_examples=25,
                 stateful_step_count=40,
                 deadline=None,
                 suppress_health_check=list(HealthCheck),

@@ -169,6 +169,13 @@ def test_another_prefix_is_written_everywhere() -> None:
     assert b"'shop-2.{x}:@/+'" in text_of("enqueue", "shop-2.{x}:@/+")
 
 
+def test_only_what_adds_may_be_refused_by_a_full_server() -> None:
+    """R13: all other scripts see to it that maxmemory refuses nothing of them."""
+    readers = {name for name in SCRIPTS if re.search(r"\b[Cc]hanges nothing\b", header(name))}
+    refusable = {name for name in SCRIPTS if "unrefusable()" not in source(name)} - readers
+    assert refusable == {"enqueue", "pause", "resume", "requeue", "discard"}
+
+
 def unrun(name: str) -> bytes:
     """A script that compiles to its end and does nothing."""
     return b"do return 'compiled' end\n" + text_of(name)

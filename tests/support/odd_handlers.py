@@ -1,5 +1,5 @@
-"""More probe handlers, on the App of the usual ones: results and errors that nobody can write down, tasks that
-meddle with the signals of their process, async ones, and hooks."""
+"""More probe handlers, on the App of the usual ones: results and errors that nobody can write down, tasks
+that meddle with their process, async ones, and hooks."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import asyncio
 import contextlib
 import os
 import signal
+import sys
 import time
 from collections.abc import Callable
 from types import FrameType
@@ -113,13 +114,14 @@ def never_retried(kind: str) -> NoReturn:
 @app.task(name="swallow_first")
 @noted
 def swallow_first(seconds: float) -> int:
-    """In its first delivery it swallows all that is raised into it for that long, each noted as "swallowed"; later
-    ones return at once. Returns the number of the delivery."""
+    """In its first delivery it swallows all that is raised into it for that long, each noted as "swallowed".
+
+    Later ones return at once. Returns the number of the delivery."""
     delivery, end = current_task().delivery, time.monotonic() + seconds
     while delivery == 1 and (left := end - time.monotonic()) > 0:
         try:
             time.sleep(left)
-        except BaseException as error:
+        except BaseException as error:  # noqa: BLE001
             note("swallowed", error=type(error).__name__)
     return delivery
 
@@ -148,8 +150,8 @@ def own_alarm(seconds: float) -> None:
 @app.task(name="leave_traps")
 @noted
 def leave_traps(seconds: float) -> int:
-    """Returns, but an alarm is set for that long after, first with the action of the system, which would kill; every
-    signal that may be blocked is; and handlers that raise are left for what is pending."""
+    """Returns the pid, but leaves an alarm that is still to ring, with the system's action, which kills;
+    every signal blocked; and for some that are pending handlers that raise."""
     for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGCHLD, signal.SIGPROF):
         signal.signal(number, _raise_alarmed)
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
@@ -172,6 +174,36 @@ def wait_and_show(seconds: float) -> dict[str, Any]:
         "alarm": signal.getitimer(signal.ITIMER_REAL)[0],
         "blocked": sorted(int(number) for number in signal.pthread_sigmask(signal.SIG_BLOCK, ())),
     }
+
+
+# -- forks, and closes what is not its own
+
+
+@app.task(name="fork_and_come_back")
+@noted
+def fork_and_come_back(how: str) -> str:
+    """The forked process comes out of the handler, too, and first: it "returns", "raises" or "exits"."""
+    pid = os.fork()
+    if pid:
+        os.waitpid(pid, 0)
+        return "the first"
+    if how == "raises":
+        raise ProbeFailure("in the forked process")
+    if how == "exits":
+        raise SystemExit(3)
+    return "the forked one"
+
+
+@app.task(name="close_files", max_attempts=1)
+@noted
+def close_files(which: str) -> NoReturn:
+    """Closes the file that is its standard error, or every descriptor but the standard ones; and fails."""
+    if which == "stderr":
+        signal.signal(signal.SIGUSR1, _raise_alarmed)  # something to be told of after the handler
+        sys.stderr.close()
+    else:
+        os.closerange(3, 4096)
+    raise ProbeFailure("told to")
 
 
 # -- async

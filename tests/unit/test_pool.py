@@ -576,8 +576,9 @@ class Child:
 
 @dataclass
 class World:
-    """Everything outside the pool: asked-for forks, living children, dumps that are under way. `silent`: lives
-    that may not claim; `unsettled`: lives that have ended."""
+    """Everything outside the pool: asked-for forks, living children, dumps that are under way.
+
+    `silent`: lives that may not claim; `unsettled`: lives that have ended."""
 
     asked: list[Fork] = field(default_factory=list)
     living: list[Child] = field(default_factory=list)
