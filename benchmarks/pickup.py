@@ -15,7 +15,7 @@ from benchmarks.tasks import stamp
 
 
 def measure(path: Path, tasks: int, priority: int, rest: float) -> list[float]:
-    """Milliseconds from the call of delay() to the handler's first line, one task at a time on an idle pool."""
+    """Milliseconds from delay() to the handler's first line, one task at a time on an idle pool."""
     path.write_bytes(b"")
     bound = stamp.options(priority=priority)
     for number in range(1, tasks + 1):

@@ -92,7 +92,7 @@ def machine() -> str:
     model = next(
         (
             line.partition(":")[2].strip()
-            for line in Path("/proc/cpuinfo").open()
+            for line in Path("/proc/cpuinfo").read_text().splitlines()
             if line.startswith("model name")
         ),
         "",

@@ -44,9 +44,9 @@ log = logging.getLogger("dtq.child")
 
 
 def rehearse(settings: Settings) -> None:
-    """What every child does alike before its first task, once, in the process that they are forked of: putting
-    scripts together, parsing the URL, importing what is imported late. It is more than half of a birth. Nothing
-    connects. Raises BadConfiguration."""
+    """What every child would do alike before its first task, done once in the process that they are forked
+    of: scripts are put together, the URL is parsed, late imports are made. It is more than half of a birth.
+    Nothing connects. Raises BadConfiguration."""
     for late in ("ascii", "idna"):  # of /proc, of host names
         codecs.lookup(late)
     Turns(open_link(settings.redis_url), Keys(settings.key_prefix), settings, "", "", settings.queues)

@@ -143,7 +143,9 @@ class TaskNotFound(DtqError):
 
     def __init__(self, task_id: str) -> None:
         self.task_id = task_id
-        super().__init__(f"no record of task {task_id}: never enqueued under this prefix, or its retention is over")
+        super().__init__(
+            f"no record of task {task_id}: never enqueued under this prefix, or its retention is over"
+        )
 
 
 class ResultError(DtqError):

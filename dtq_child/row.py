@@ -171,8 +171,8 @@ def pack_held(pairs: Iterable[tuple[str, str]]) -> tuple[int, bytes]:
 
 
 def unpack(child_half: bytes, stop: bool, may_claim: bool, renewed: float, order: int) -> Row:
-    """A row from the bytes of its child half and the words of its supervisor half. ValueError if no child wrote
-    them so."""
+    """A row from the bytes of its child half and the words of its supervisor half. ValueError if no child
+    wrote them so."""
     numbers = memoryview(child_half[:EXECUTION_AT])
     words, reals = numbers.cast("Q"), numbers.cast("d")
     phase = Phase(words[PHASE])

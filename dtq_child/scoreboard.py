@@ -1,4 +1,4 @@
-"""The memory that a supervisor shares with its children: a header, and rows of two halves with one writer each.
+"""The memory that a supervisor shares with its children: a header, and rows of two halves, one writer each.
 
     header   4096 bytes   written by the supervisor
     row      8192 bytes   child half: written by the child of that row (by the supervisor before it is forked)
@@ -151,8 +151,8 @@ class Scoreboard:
         )
 
     def read_row(self, index: int) -> Row | None:
-        """A copy of the row; None if every look met the child writing, or dead or stopped while it wrote, or if
-        a task that writes into foreign memory has ruined it."""
+        """A copy of the row; None if every look met the child writing, or dead or stopped while it wrote,
+        or if a task that writes into foreign memory has ruined it."""
         word = self._word(index)
         for _ in range(READ_TRIES):
             version = self._words[word + VERSION]

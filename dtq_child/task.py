@@ -1,4 +1,4 @@
-"""What a task is: its record, its states and their edges, the fields of its entry, the alphabets of its names. Pure."""
+"""What a task is: its record, its states and their edges, its entry's fields, its names' alphabets. Pure."""
 
 from __future__ import annotations
 
@@ -173,7 +173,7 @@ def check_task_id(task_id: str) -> str:
 
 
 def check_task_type(task_type: str) -> str:
-    if not isinstance(task_type, str) or not task_type or len(task_type.encode("utf-8", "replace")) > TASK_TYPE_MAX:
+    if not isinstance(task_type, str) or not 1 <= len(task_type.encode("utf-8", "replace")) <= TASK_TYPE_MAX:
         raise InvalidTask(f"task type {task_type!r}: 1 to {TASK_TYPE_MAX} bytes of text are allowed")
     if not task_type.isprintable():
         raise InvalidTask(f"task type {task_type!r}: only printable characters are allowed")

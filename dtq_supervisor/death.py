@@ -64,9 +64,9 @@ def cause(
     """What is known about a child's end, JSON-able. What is not known or not so is left out.
 
     `row`: its row as it was when it died; `verdict`: why we killed it, if we did; `oom`: of the time in which
-    it died; `stack`: its dump file, cut to 16 KB here. Fields: signal (its name), signal_number, core_dumped, exit_code,
-    killed_by, certainty (certain, likely, unknown), verdict, phase, max_rss_bytes, cpu_ms, out_of_memory,
-    stack."""
+    it died; `stack`: its dump file, cut to 16 KB here. Fields: signal (its name), signal_number,
+    core_dumped, exit_code, killed_by, certainty (certain, likely, unknown), verdict, phase, max_rss_bytes,
+    cpu_ms, out_of_memory, stack."""
     killed_by, certainty = _killer(end, row, verdict, oom)
     facts = {
         "signal": _signal_name(end.signal),

@@ -28,7 +28,7 @@ class Misfits:
 
 
 class Watch:
-    """Follows the job: a bar on a terminal, a line every two seconds elsewhere, and a note at each misfit's end."""
+    """Follows the job: a bar on a terminal, a line every 2 s elsewhere, and a note at each misfit's end."""
 
     def __init__(self, app: App, handles: list[Handle], misfits: Misfits) -> None:
         self.broker = broker_of(app)

@@ -36,8 +36,8 @@ def _tokens(source: bytes) -> int:
 
 @app.task(queue="demo", priority=8, timeout=2, max_attempts=1)
 def hang_in_c() -> None:
-    """Waits in C code, for ever, for a mutex that this thread holds, and keeps the interpreter's lock: no signal
-    handler written in Python can run."""
+    """Waits in C code, for ever, for a mutex that this thread holds, and keeps the interpreter's lock: no
+    signal handler written in Python can run."""
     libc = ctypes.PyDLL(None)
     mutex = ctypes.create_string_buffer(128)
     libc.pthread_mutex_lock(mutex)

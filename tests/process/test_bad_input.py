@@ -267,9 +267,10 @@ def test_an_unknown_task_type_waits_unspent_for_a_worker_that_knows_it_or_for_it
         (told,) = (line for line in old.log().splitlines() if "unknown task type 'misspelt'" in line)
         assert "include=" in told
         assert "wait_for_file" in told
+        # As in a deploy; with both at work either might be the next to meet them.
+        assert old.stop(timeout=5) == 0
         env = {"DTQ_UNKNOWN_TASK_TTL_S": "1"}
         new = start_supervisor(ODD, server=redis_server, procs=1, env=env).wait_ready()
-        assert old.stop(timeout=5) == 0
         check_run_when_due(producer, ledger, deployed, new)
         record = producer.wait(misspelt, Status.DEAD_LETTERED)
         assert record.get("last_error_class") == "UnknownTaskType"
@@ -277,9 +278,10 @@ def test_an_unknown_task_type_waits_unspent_for_a_worker_that_knows_it_or_for_it
 
 
 def check_run_when_due(producer: Producer, ledger: Ledger, task_id: str, pool: SupervisorProcess) -> None:
-    due = int(producer.record(task_id).get("due_at_ms")) / 1000
-    assert started(ledger, task_id).pid in pool.child_pids()
-    assert 0 <= ledger.starts(task_id)[0].wall - due < 1.0
+    ready, due = time.time(), int(producer.record(task_id).get("due_at_ms")) / 1000
+    start = started(ledger, task_id)
+    assert start.pid in pool.child_pids()
+    assert due <= start.wall < max(ready, due) + 1.0
     record = producer.wait(task_id, Status.SUCCEEDED)
     assert (record.number("attempt"), record.number("crashes"), record.number("delivery")) == (1, 0, 2)
 

@@ -58,12 +58,13 @@ class Kill:
 
 @dataclass(slots=True)
 class Massacre:
-    """A pool whose every slot is always busy with a CPU-bound task while more of them wait, and what was seen
-    of it. Each task runs until its gate is opened."""
+    """A pool whose every slot is always busy while more tasks wait, and what was seen of it. Each task runs
+    until its gate is opened."""
 
     pool: SupervisorProcess
     producer: Producer
     ledger: Ledger
+    handler: str
     sent: list[str] = field(default_factory=list)
     kills: list[Kill] = field(default_factory=list)
     events: list[dict[str, Any]] = field(default_factory=list)
@@ -101,7 +102,7 @@ class Massacre:
         return self.pool.folder / f"gate-{number}"
 
     def _send(self) -> None:
-        self.sent.append(self.producer.send("spin_until", {"path": str(self._gate(len(self.sent)))}))
+        self.sent.append(self.producer.send(self.handler, {"path": str(self._gate(len(self.sent)))}))
 
     def _kill(self, number: int) -> None:
         """Kills whoever executes the task, and waits for the next one that does."""
@@ -132,8 +133,12 @@ class Massacre:
         return seconds
 
 
-@pytest.fixture(scope="module")
-def massacre(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Massacre]:
+@pytest.fixture(
+    scope="module",
+    params=["wait_for_file", pytest.param("spin_until", marks=pytest.mark.slow)],
+    ids=["tasks that sleep", "tasks that burn their cores"],
+)
+def massacre(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Massacre]:
     folder = tmp_path_factory.mktemp("massacre")
     ledger = Ledger(folder / "ledger")
     with (
@@ -143,7 +148,7 @@ def massacre(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Massacre]:
         ) as pool,
         Producer(server) as producer,
     ):
-        found = Massacre(pool.wait_ready(), producer, ledger)
+        found = Massacre(pool.wait_ready(), producer, ledger, request.param)
         found.run()
         yield found
 
