@@ -5,8 +5,8 @@ also of our own code, so raising is tied to a state and not to a moment:
 
 - `_deliver` is set only while user code of one execution runs; the order must name that execution's number.
 - The value of the handler is caught by C code, list.extend over starmap, between whose steps no signal
-  handler runs. So "has returned" is one fact, `returned`, without a gap between the return and an assignment, in
-  which the exception would take the place of a value already computed.
+  handler runs. So "has returned" is one fact, `returned`, without a gap between the return and an
+  assignment, in which the exception would take the place of a value already computed.
 - What arrives before user code starts is found by the look when it starts.
 """
 

@@ -110,11 +110,19 @@ class Orders:
         return self.ledger.starts(task_id)[times - 1]
 
     def all_started(self, ids: Sequence[str], times: int = 1, timeout: float = 10.0) -> None:
-        def counted() -> dict[str, int]:
-            starts = Counter(entry.task_id for entry in self.ledger.entries() if entry.word == "start")
-            return {task_id: starts[task_id] for task_id in ids if starts[task_id] < times}
+        def fewer() -> dict[str, int]:
+            return {task_id: number for task_id, number in self.starts(ids).items() if number < times}
 
-        until(lambda: not counted(), timeout, lambda: f"started less than {times} times: {counted()}")
+        until(lambda: not fewer(), timeout, lambda: f"not started {times} times: {fewer()}", interval=0.02)
+
+    def starts(self, ids: Sequence[str]) -> dict[str, int]:
+        """How often each of them was started. One look into the ledger, which may be long."""
+        found = Counter(entry.task_id for entry in self.ledger.entries() if entry.word == "start")
+        return {task_id: found[task_id] for task_id in ids}
+
+    def all_starts(self, ids: Sequence[str]) -> set[int]:
+        """How often they were started: one number, if all are alike."""
+        return set(self.starts(ids).values())
 
     # -- judging
 
@@ -186,11 +194,16 @@ def work_again(
     late = orders.send("note", delay_ms=100)
 
     def everybody() -> bool:
-        pids = {entry.pid for task_id in held for entry in orders.ledger.starts(task_id)}
+        pids = {entry.pid for entry in orders.ledger.entries() if entry.task_id in held}
         return pids == children and orders.record(late).status == Status.QUEUED
 
     patience = max(0.0, since + within - time.monotonic())
-    until(everybody, patience, lambda: f"{_missing(held, late, children, orders)}\n{_logs(pools)}")
+    until(
+        everybody,
+        patience,
+        lambda: f"{_missing(held, late, children, orders)}\n{_logs(pools)}",
+        interval=0.02,
+    )
     took = time.monotonic() - since
     gate.touch()
     hundred = orders.send_many(100, "note")
@@ -201,7 +214,7 @@ def work_again(
 
 
 def _missing(held: Sequence[str], late: str, children: set[int], orders: Orders) -> str:
-    busy = {entry.pid for task_id in held for entry in orders.ledger.starts(task_id)}
+    busy = {entry.pid for entry in orders.ledger.entries() if entry.task_id in held}
     return f"without a task: {children - busy}; the delayed one is {orders.record(late).status}"
 
 

@@ -58,7 +58,7 @@ class Mixed:
         succeeded = [*self.good, *self.retried, *self.delayed, self.crashed]
         orders.wait(succeeded, LIMIT_S, Status.SUCCEEDED)
         orders.wait([*self.failed, *self.poison], LIMIT_S, Status.DEAD_LETTERED)
-        starts = {task_id: len(orders.ledger.starts(task_id)) for task_id in orders.accepted}
+        starts = orders.starts(orders.accepted)
         once = [*self.good, *self.failed, *self.delayed]
         assert {starts[task_id] for task_id in once} == {1}
         assert {starts[task_id] for task_id in [*self.retried, *self.poison, self.crashed]} == {2}

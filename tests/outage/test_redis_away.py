@@ -97,8 +97,8 @@ def test_replies_lost_to_children_under_load_cost_no_task_and_count_none_twice(
     until(lambda: lost.fired == 30, 20.0, lambda: f"{lost.fired} replies were lost")
     again = sum(orders.record(task_id).number("delivery") != 1 for task_id in good)
     assert again > 0, "no claim was cut"
-    assert {len(orders.ledger.starts(task_id)) for task_id in good} == {1}
-    assert {len(orders.ledger.starts(task_id)) for task_id in failing} == {2}
+    assert orders.all_starts(good) == {1}
+    assert orders.all_starts(failing) == {2}
     orders.check(witness)
     pool.is_the_same()
 
@@ -116,7 +116,7 @@ def test_requests_lost_by_children_under_load_are_made_good(
     ids = orders.send_many(200, "note")
     orders.wait(ids, 30.0, Status.SUCCEEDED)
     until(lambda: lost.fired == 20, 20.0, lambda: f"{lost.fired} requests were lost")
-    assert {len(orders.ledger.starts(task_id)) for task_id in ids} == {1}
+    assert orders.all_starts(ids) == {1}
     orders.check(witness)
     pool.is_the_same()
 
@@ -138,7 +138,7 @@ def test_replies_lost_to_producers_make_no_duplicates(
         assert orders.places().depth() == len(orders.accepted) == 280
         start_supervisor(server=fresh_redis, procs=2).wait_ready()
         orders.wait(orders.accepted, 20.0, Status.SUCCEEDED)
-        assert {len(ledger.starts(task_id)) for task_id in orders.accepted} == {1}
+        assert orders.all_starts(orders.accepted) == {1}
         orders.check(witness)
 
 
@@ -178,8 +178,8 @@ def test_replies_lost_to_the_supervisor_cost_no_task_and_judge_none_twice(
     orders.wait(orders.accepted, 40.0, Status.SUCCEEDED)
     assert {name: rule.fired for name, rule in lost.items()} == {**dict.fromkeys(lost, 3), "reap": 1}
     assert [orders.record(task_id).number("crashes") for task_id in [*reaped, crashed, long]] == [1, 1, 1, 0]
-    assert [len(orders.ledger.starts(task_id)) for task_id in [*reaped, crashed, long]] == [2, 2, 2, 1]
-    assert {len(orders.ledger.starts(task_id)) for task_id in delayed} == {1}
+    assert list(orders.starts([*reaped, crashed, long]).values()) == [2, 2, 2, 1]
+    assert orders.all_starts(delayed) == {1}
     orders.check(witness)
 
 
@@ -217,7 +217,7 @@ def test_errors_that_pass_are_waited_out(
         orders.wait([running, *waiting], 5.0, Status.SUCCEEDED)
         print(f"{kind}: everybody works again after {took:.1f} s")
     orders.check(witness)
-    assert {len(orders.ledger.starts(task_id)) for task_id in orders.accepted} == {1}
+    assert orders.all_starts(orders.accepted) == {1}
 
 
 def test_a_producer_is_told_in_time(fresh_redis: RedisServer, proxy: FaultProxy, ledger: Ledger) -> None:
@@ -256,7 +256,7 @@ def test_a_primary_that_is_a_replica_for_a_while(
     work_again([pool], orders, tmp_path, time.monotonic())
     orders.wait(waiting, 10.0, Status.SUCCEEDED)
     orders.check()
-    assert {len(orders.ledger.starts(task_id)) for task_id in orders.accepted} == {1}
+    assert orders.all_starts(orders.accepted) == {1}
 
 
 def test_after_a_failover_everybody_finds_the_new_primary(

@@ -120,7 +120,41 @@ def test_two_hundred_terms_to_children_under_load_change_nothing(
     assert pool.exit_code is None
 
 
-# --- children that cannot boot
+# --- boots
+
+COUNTS_MODULES = """
+import sys
+from dtq_child import App, current_task
+from tests.support.ledger import Ledger
+
+app = App()
+
+@app.task(name="count")
+def count() -> None:
+    Ledger.from_environment().note(current_task().id, "imported", names=sorted(set(sys.modules) - known))
+
+known = set(sys.modules)
+"""
+
+
+def test_a_child_imports_nothing_before_its_first_task_that_its_template_could_have(
+    start_supervisor: SupervisorStarter,
+    redis_server: RedisServer,
+    producer: Producer,
+    ledger: Ledger,
+    tmp_path: Path,
+) -> None:
+    """Else each birth costs several times as much, and the task of a killed child waits for it."""
+    (tmp_path / "frugal.py").write_text(COUNTS_MODULES)
+    env = {"PYTHONPATH": f"{tmp_path}{os.pathsep}{ROOT}"}
+    start_supervisor("frugal:app", server=redis_server, procs=1, env=env)
+    task_id = producer.send("count")
+    producer.wait(task_id, Status.SUCCEEDED, timeout=PATIENCE_S)
+    (note,) = ledger.notes(task_id, "imported")
+    assert note.facts["names"] == []
+
+
+# --- boots that fail
 
 DIES_IN_A_HOOK = """
 import os
