@@ -9,6 +9,7 @@ import argparse
 import statistics
 import time
 
+from benchmarks import reference
 from benchmarks.stage import Stage, machine, stage, until
 from benchmarks.tasks import noop
 from dtq_child.broker import Actor
@@ -43,19 +44,27 @@ def main() -> None:
     parser.add_argument("--procs", type=int, default=2)
     parser.add_argument("--runs", type=int, default=3)
     parser.add_argument("--prefetch", type=int, default=1)
+    parser.add_argument(
+        "--reference", action="store_true", help="interleave benchmarks.reference, and give the ratio"
+    )
     args = parser.parse_args()
     print(machine())
     with stage(args.procs, "--prefetch", str(args.prefetch)) as on:
         print(f"Redis {on.info('server')['redis_version']}, {args.procs} children, prefetch {args.prefetch}")
-        runs = []
+        runs, bare = [], []
         for _ in range(args.runs):
             rate, trips, cpu = once(on, args.tasks)
             runs.append(rate)
+            if args.reference:
+                bare.append(reference.measure(on.url, args.tasks, args.procs))
+                print(f"  {bare[-1]:8.0f} messages/s by the reference", flush=True)
             print(
                 f"  {rate:8.0f} tasks/s   {trips:.3f} round trips/task   {cpu:.1f} µs of Redis CPU/task",
                 flush=True,
             )
         print(f"median {statistics.median(runs):.0f} tasks/s")
+        if bare:
+            print(f"ratio to the reference {statistics.median(runs) / statistics.median(bare):.2f}")
 
 
 if __name__ == "__main__":

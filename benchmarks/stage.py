@@ -28,6 +28,7 @@ class Stage:
     broker: Broker
     redis: Link
     supervisor: subprocess.Popen[bytes]
+    url: str
 
     def info(self, section: str) -> dict[str, str]:
         lines = self.redis.call("INFO", section).decode().splitlines()
@@ -64,7 +65,7 @@ def stage(procs: int, *flags: str, queues: str = "default") -> Iterator[Stage]:
         try:
             link = open_link(server.url)
             until(lambda: _ready(process.pid) == procs, 60, f"{procs} children ready")
-            yield Stage(broker, link, process)
+            yield Stage(broker, link, process, server.url)
         except BaseException:
             print(log.read_text(errors="replace")[-3000:], file=sys.stderr)
             raise

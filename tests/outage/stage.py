@@ -161,6 +161,11 @@ def paced(period: float, for_s: float) -> Iterator[int]:
         until(lambda due=due: time.monotonic() >= due, period + 1.0)  # type: ignore[misc]
 
 
+def ready(*supervisors: SupervisorProcess) -> list[SupervisorProcess]:
+    """Waits until all of them stand: they boot side by side."""
+    return [supervisor.wait_ready(60.0) for supervisor in supervisors]
+
+
 class Pool:
     """A supervisor that a fault is about to meet: who was there before, and what it has said since."""
 

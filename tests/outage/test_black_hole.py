@@ -10,7 +10,7 @@ import pytest
 
 from dtq_child.task import Status
 from tests.conftest import ProxyStarter, SupervisorStarter
-from tests.outage.stage import AGAIN_S, Orders, Pool, work_again
+from tests.outage.stage import AGAIN_S, Orders, Pool, ready, work_again
 from tests.support.proxy import FaultProxy
 from tests.support.servers import RedisServer
 from tests.support.waiting import until
@@ -60,7 +60,7 @@ def test_tasks_that_outlast_a_black_hole_have_one_start_each(
     What one of them sent into the hole comes out late if its bytes are `held`, else never."""
     proxies = [start_proxy(fresh_redis.port) for _ in held]
     started = [start_supervisor(server=fresh_redis, procs=4, flags=flags, url=proxy.url) for proxy in proxies]
-    pools = [Pool(supervisor.wait_ready(30)) for supervisor in started]
+    pools = [Pool(supervisor) for supervisor in ready(*started)]
     ids = orders.send_many(8, "sleep", seconds=task_s)
     orders.all_started(ids)
     # Two heartbeats at least: each believes its own hearing.

@@ -14,7 +14,7 @@ import pytest
 
 from dtq_child.task import Status
 from tests.conftest import SupervisorStarter
-from tests.outage.stage import Orders, seconds
+from tests.outage.stage import Orders, ready, seconds
 from tests.support.servers import RedisServer
 from tests.support.supervisor import SupervisorProcess
 from tests.support.waiting import until
@@ -67,9 +67,7 @@ def test_a_task_many_times_as_long_as_its_lease_is_started_once(
 ) -> None:
     interval = 0.6
     flags = ["--visibility-timeout", f"{lease:g}", "--heartbeat-interval", f"{interval:g}"]
-    pools = [start_supervisor(server=fresh_redis, procs=2, flags=flags) for _ in range(2)]
-    for pool in pools:
-        pool.wait_ready()
+    ready(*[start_supervisor(server=fresh_redis, procs=2, flags=flags) for _ in range(2)])
     ids = orders.send_many(2, "sleep", seconds=task_s)
     orders.all_started(ids)
     with watching(lambda: [pending.idle_ms for pending in orders.places().pending]) as idle:
@@ -77,7 +75,7 @@ def test_a_task_many_times_as_long_as_its_lease_is_started_once(
     assert list(orders.starts(ids).values()) == [1, 1]
     assert [orders.record(task_id).number("delivery") for task_id in ids] == [1, 1]
     longest = max(ms for look in idle for ms in look)
-    assert longest < 1000 * lease, f"the lease of a living task had {longest} ms without a renewal"
+    assert longest < 2200 * interval, f"the lease of a living task had {longest} ms without a renewal"
     print(f"longest idle: {longest} ms at a heartbeat interval of {interval:g} s")
     orders.check(witness)
 
@@ -86,7 +84,7 @@ def test_a_task_many_times_as_long_as_its_lease_is_started_once(
 def test_when_the_leader_is_killed_another_leads_within_the_locks_time_and_due_tasks_run(
     start_supervisor: SupervisorStarter, fresh_redis: RedisServer, orders: Orders, witness: Witness
 ) -> None:
-    pools = [start_supervisor(server=fresh_redis, procs=1).wait_ready() for _ in range(2)]
+    pools = ready(*[start_supervisor(server=fresh_redis, procs=1) for _ in range(2)])
     first, second = leader_first(pools)
     delayed = orders.send_many(10, "note", delay_ms=500)
     with watching(lambda: fresh_redis.cli("PTTL", LOCK)) as ttls:
@@ -107,7 +105,7 @@ def test_when_the_leader_is_killed_another_leads_within_the_locks_time_and_due_t
 def test_a_leader_that_stood_still_leaves_the_lock_to_its_successor(
     start_supervisor: SupervisorStarter, fresh_redis: RedisServer, orders: Orders, witness: Witness
 ) -> None:
-    pools = [start_supervisor(server=fresh_redis, procs=1).wait_ready() for _ in range(2)]
+    pools = ready(*[start_supervisor(server=fresh_redis, procs=1) for _ in range(2)])
     first, second = leader_first(pools)
     name = second.worker()["worker_id"].encode()
     halted = time.monotonic()
@@ -134,7 +132,7 @@ def test_delayed_tasks_are_never_early_and_hardly_late(
     start_supervisor: SupervisorStarter, fresh_redis: RedisServer, orders: Orders, witness: Witness
 ) -> None:
     """Early and late by the server's clock, which wrote when each was due."""
-    pools = [start_supervisor(server=fresh_redis, procs=2).wait_ready() for _ in range(2)]
+    pools = ready(*[start_supervisor(server=fresh_redis, procs=2) for _ in range(2)])
     leader_first(pools)
     dice = Random(7)
     ids = orders.send_all("note", [{"delay_ms": dice.randrange(2000)} for _ in range(100)])
@@ -157,7 +155,7 @@ def test_a_delay_of_several_leases_means_one_start(
     start_supervisor: SupervisorStarter, fresh_redis: RedisServer, orders: Orders, witness: Witness
 ) -> None:
     flags = ["--visibility-timeout", "1", "--heartbeat-interval", "0.4"]
-    pools = [start_supervisor(server=fresh_redis, procs=2, flags=flags).wait_ready() for _ in range(2)]
+    pools = ready(*[start_supervisor(server=fresh_redis, procs=2, flags=flags) for _ in range(2)])
     ids = orders.send_many(50, "note", delay_ms=3000)
     sent = time.monotonic()
     orders.wait(ids, 12.0, Status.SUCCEEDED)
@@ -182,8 +180,7 @@ def test_supervisors_that_all_start_at_once_on_an_empty_redis_run_each_task_once
     ids = orders.send_many(100, "sleep", seconds=0.05)
     pools = [start_supervisor(server=fresh_redis, procs=1) for _ in range(number)]
     orders.wait(ids, 60.0, Status.SUCCEEDED)
-    for pool in pools:
-        pool.wait_ready(60.0)
+    ready(*pools)
     assert orders.all_starts(ids) == {1}
     assert [pool.exit_code for pool in pools] == [None] * number
     orders.check(witness)

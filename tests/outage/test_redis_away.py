@@ -30,6 +30,9 @@ SOON = RetryPolicy(base_s=0.1, factor=1.0, cap_s=1.0, jitter=0.0).to_json()
 SCRIPTS = Scripts(Keys("dtq:"), Constants.of(defaults()))
 """As supervisors and producers have them that are told nothing else."""
 
+AT_ONCE = {"repl-diskless-sync-delay": "0"}
+"""A replica is served as soon as it asks."""
+
 PASSING = {
     "readonly": b"-READONLY You can't write against a read only replica.",
     "err readonly": b"-ERR READONLY You can't write against a read only replica.",
@@ -55,7 +58,7 @@ def _refused(proxy: FaultProxy) -> None:
     proxy.cut()
 
 
-FAULTS = (_loading, _dark, _refused)
+FAULTS = {"loading": _loading, "dark": _dark, "refused": _refused}
 
 
 @pytest.fixture
@@ -183,6 +186,34 @@ def test_replies_lost_to_the_supervisor_cost_no_task_and_judge_none_twice(
     orders.check(witness)
 
 
+def test_a_stop_whose_replies_are_lost_loses_nothing_else(
+    start_supervisor: SupervisorStarter,
+    fresh_redis: RedisServer,
+    proxy: FaultProxy,
+    orders: Orders,
+    witness: Witness,
+) -> None:
+    """What was running is given back, the lock is free, nobody waits for a lease."""
+    flags = ["--shutdown-grace", "0.5"]
+    stops = start_supervisor(server=fresh_redis, procs=2, flags=flags, url=proxy.url).wait_ready()
+    ids = orders.send_many(2, "hang_first", seconds=60.0)
+    orders.all_started(ids)
+    until(lambda: fresh_redis.cli("GET", "dtq:lock:scheduler") is not None, 5)
+    names = ("resign", "release", "settle_dead", "farewell")
+    lost = {name: proxy.drop_reply(calls_of(name)) for name in names}
+    begun = time.monotonic()
+    assert stops.stop(10.0) == 1
+    assert time.monotonic() - begun < 5.0
+    assert lost["settle_dead"].fired + lost["release"].fired >= 1
+    assert (lost["resign"].fired, lost["farewell"].fired) == (1, 1)
+    assert fresh_redis.cli("GET", "dtq:lock:scheduler") is None
+    assert orders.statuses(ids) == {Status.QUEUED: 2}
+    start_supervisor(server=fresh_redis, procs=2).wait_ready()
+    orders.wait(ids, 5.0, Status.SUCCEEDED)
+    assert {orders.record(task_id).number("crashes") for task_id in ids} == {0}
+    orders.check(witness)
+
+
 # -- errors that pass
 
 
@@ -223,7 +254,7 @@ def test_errors_that_pass_are_waited_out(
 def test_a_producer_is_told_in_time(fresh_redis: RedisServer, proxy: FaultProxy, ledger: Ledger) -> None:
     with Orders(fresh_redis, ledger, url=proxy.url, enqueue_timeout_s=1.0) as orders:
         orders.send("note")
-        for fault in FAULTS:
+        for fault in FAULTS.values():
             fault(proxy)
             begun = time.monotonic()
             with pytest.raises(BrokerUnavailable):
@@ -267,7 +298,7 @@ def test_after_a_failover_everybody_finds_the_new_primary(
     tmp_path: Path,
 ) -> None:
     """The address stays, another server answers there; the old one lives on, as its replica."""
-    old, new = start_redis(), start_redis()
+    old, new = (start_redis(settings=AT_ONCE) for _ in range(2))
     proxy = start_proxy(old.port)
     new.cli("REPLICAOF", "127.0.0.1", old.port)
     until(lambda: new.info("replication").get("master_link_status") == "up", 15)
@@ -293,11 +324,72 @@ def test_after_a_failover_everybody_finds_the_new_primary(
         assert len(ledger.starts(running)) == 1
 
 
+def test_a_failover_that_lost_the_latest_writes_goes_on_from_those_it_kept(
+    start_supervisor: SupervisorStarter,
+    start_redis: ServerStarter,
+    start_proxy: ProxyStarter,
+    ledger: Ledger,
+    tmp_path: Path,
+) -> None:
+    """For the new primary tasks wait that are running, or run that are over. Each ends there, once."""
+    old, new = (start_redis(settings=AT_ONCE) for _ in range(2))
+    proxy = start_proxy(old.port)
+    new.cli("REPLICAOF", "127.0.0.1", old.port)
+    until(lambda: new.info("replication").get("master_link_status") == "up", 15)
+    flags = ["--visibility-timeout", "3", "--heartbeat-interval", "1"]
+    supervisor = start_supervisor(server=old, procs=3, flags=flags, url=proxy.url).wait_ready()
+    with Orders(old, ledger) as before:
+        ids = before.send_many(40, "sleep", seconds=0.1)
+        ids += before.send_many(10, "fail_times", n=1, max_attempts=2, retry=SOON)
+        ids += before.send_many(10, "note", delay_ms=700)
+        before.all_started(ids[:6])
+        old.cli("WAIT", 1, 5000, timeout=10)
+        new.cli("REPLICAOF", "NO", "ONE")
+        before.all_started(ids[:25])
+
+    with Orders(new, ledger) as orders, Witness(new) as witness:
+        proxy.retarget(new.port)
+        old.stop()
+        switched = time.monotonic()
+        supervisor.server = new
+        orders.wait(ids, 30.0, Status.SUCCEEDED)
+        print(f"all over {time.monotonic() - switched:.1f} s after the switch")
+        endings = witness.endings()
+        assert max(endings.values()) == 1
+        work_again([Pool(supervisor.wait_ready())], orders, tmp_path, time.monotonic())
+        orders.check(ids=[*ids, *orders.accepted])
+
+
 def _caught_up(old: RedisServer, new: RedisServer) -> bool:
     return old.info("replication")["master_repl_offset"] == new.info("replication")["slave_repl_offset"]
 
 
 # -- outages
+
+
+@pytest.mark.parametrize("fault", ["refused", "dark", "loading"])
+def test_a_supervisor_that_starts_while_redis_is_away_waits_for_it(
+    start_supervisor: SupervisorStarter,
+    fresh_redis: RedisServer,
+    proxy: FaultProxy,
+    orders: Orders,
+    witness: Witness,
+    tmp_path: Path,
+    fault: str,
+) -> None:
+    waiting = orders.send_many(20, "note")
+    FAULTS[fault](proxy)
+    supervisor = start_supervisor(server=fresh_redis, procs=2, url=proxy.url)
+    until(lambda: len(supervisor.child_pids()) == 2 or "not available" in supervisor.log(), 20)
+    begun = time.monotonic()
+    until(lambda: time.monotonic() - begun > 2.0, 5)
+    proxy.heal()
+    healed = time.monotonic()
+    supervisor.wait_ready(30)
+    orders.wait(waiting, 20.0, Status.SUCCEEDED)
+    print(f"{fault}: everything has run {time.monotonic() - healed:.1f} s after Redis came")
+    work_again([Pool(supervisor)], orders, tmp_path, time.monotonic())
+    orders.check(witness)
 
 
 @pytest.mark.parametrize(

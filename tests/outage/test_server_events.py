@@ -7,11 +7,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import redis
 
 from dtq_child.retry import RetryPolicy
 from dtq_child.task import Status
 from tests.conftest import ServerStarter, SupervisorStarter
-from tests.outage.stage import AGAIN_S, Orders, Pool, paced, work_again
+from tests.outage.stage import AGAIN_S, Orders, Pool, paced, ready, work_again
 from tests.support.ledger import Ledger
 from tests.support.servers import RedisServer
 from tests.support.waiting import until
@@ -301,7 +302,7 @@ def test_a_redis_that_stands_still_hears_late_what_was_given_up(
     sockets had taken in, claims and outcomes too, whose senders have long asked anew."""
     flags = ["--visibility-timeout", "3", "--heartbeat-interval", "1"]
     supervisors = [start_supervisor(server=fresh_redis, procs=3, flags=flags) for _ in range(2)]
-    pools = [Pool(supervisor.wait_ready(30)) for supervisor in supervisors]
+    pools = [Pool(supervisor) for supervisor in ready(*supervisors)]
     long = orders.send_many(2, "sleep", seconds=11.0)
     orders.all_started(long)
     short = orders.send_many(400, "sleep", seconds=0.02)
@@ -337,6 +338,21 @@ def test_a_redis_that_lets_nobody_in_is_waited_for(
     locked = time.monotonic()
     until(lambda: time.monotonic() - locked > 3.0, 5.0)
     admin.config_set(fault, before.decode())
+    work_again([pool], orders, tmp_path, time.monotonic())
+    orders.wait([running], 5.0, Status.SUCCEEDED)
+    orders.check(witness)
+
+
+@pytest.mark.usefixtures("quiet")
+def test_a_redis_busy_with_somebody_elses_script_is_waited_for(
+    pool: Pool, fresh_redis: RedisServer, orders: Orders, witness: Witness, tmp_path: Path
+) -> None:
+    running = orders.send("sleep", seconds=0.5)
+    orders.started(running)
+    fresh_redis.cli("CONFIG", "SET", "lua-time-limit", "100")
+    with pytest.raises(redis.TimeoutError):
+        fresh_redis.cli("EVAL", "while true do end", 0, timeout=2.5)
+    fresh_redis.cli("SCRIPT", "KILL")
     work_again([pool], orders, tmp_path, time.monotonic())
     orders.wait([running], 5.0, Status.SUCCEEDED)
     orders.check(witness)

@@ -369,12 +369,16 @@ def test_a_forked_process_starts_with_links_of_its_own(redis_server: RedisServer
         assert in_a_fork(client_id) not in (ours, b"")
     assert client_id() == ours, "the parent's connection lives on"
     with pool.link() as link:
+        inside = b"%d" % link.call("CLIENT", "ID")
 
         def leave() -> bytes:
-            pool._give_back(link, os.getppid())
+            client_id()
+            pool._give_back(link, os.getppid())  # as the end of the parent's block does
             return client_id()
 
-        assert in_a_fork(leave).isdigit()
+        told = in_a_fork(leave)
+        assert told.isdigit()
+        assert told != inside
         assert link.call("PING") == b"PONG"
     pool.close()
 
@@ -408,6 +412,23 @@ def test_a_producers_call_ends_within_its_time(
     broker.settings = defaults(redis_url=proxy.url)
     assert broker.enqueue([call("t1")])[0].task_id == "t1"
     broker.close()
+
+
+def test_several_slow_steps_end_in_time_together(
+    redis_server: RedisServer, start_proxy: ProxyStarter
+) -> None:
+    """Each would be answered in time if it were the only one."""
+    proxy = start_proxy(redis_server.port)
+    warm, cold = (Broker(defaults(redis_url=proxy.url, enqueue_timeout_s=1.0)) for _ in range(2))
+    warm.enqueue([call("warm")])
+    proxy.delay(0.7, "reply")
+    proxy.answer(b"EVALSHA", b"-LOADING not yet", count=1)
+    with pytest.raises(BrokerUnavailable):
+        warm.enqueue([call("t1")])
+    with pytest.raises(BrokerUnavailable):
+        cold.discard("t1", OPERATOR)
+    for broker in (warm, cold):
+        broker.close()
 
 
 def test_a_short_outage_is_waited_out(redis_server: RedisServer, start_proxy: ProxyStarter) -> None:

@@ -139,11 +139,14 @@ def test_claims_of_every_kind_go_on(desk: Desk) -> None:
     assert desk.places().at_rest()
 
 
-def test_a_claim_that_was_lost_begins_again(desk: Desk) -> None:
+@pytest.mark.parametrize("record", ["there", "gone"])
+def test_a_claim_that_was_lost_begins_again(desk: Desk, record: str) -> None:
     child = desk.child()
     desk.began(child, "t1")  # its reply was lost, say: nothing is read anew, the record is the first write
+    if record == "gone":
+        desk.redis.delete(desk.keys.task("t1"))
     fill(desk)
-    assert claim(child, own=True).token.delivery == 2
+    assert claim(child, own=True).token.delivery == (2 if record == "there" else 1)
 
 
 def test_a_group_is_made_and_a_missing_record_settled(desk: Desk) -> None:

@@ -162,7 +162,13 @@ class SupervisorProcess:
                 raise AssertionError(f"supervisor {self.number} ended with {self.exit_code}:\n{self.tail()}")
             return ready(self)
 
-        until(stands, timeout, lambda: f"supervisor {self.number} is not ready:\n{self.describe()}")
+        # Not more often: the look reads the whole process table, and would slow down what it waits for.
+        until(
+            stands,
+            timeout,
+            lambda: f"supervisor {self.number} is not ready:\n{self.describe()}",
+            interval=0.05,
+        )
         return self
 
     def describe(self) -> str:
