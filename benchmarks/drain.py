@@ -25,7 +25,7 @@ def once(on: Stage, tasks: int) -> tuple[float, float, float]:
     cpu = _cpu(on)
     begun = time.perf_counter()
     on.broker.resume("default", ACTOR)
-    until(lambda: on.broker.depth("default") == 0, 300, "all drained", pause=0.02)
+    until(lambda: on.broker.depth("default") == 0, 300, "all drained", pause=0.1)
     seconds = time.perf_counter() - begun
     trips = (on.calls("evalsha") + on.calls("blpop")) / tasks
     return tasks / seconds, trips, (_cpu(on) - cpu) / tasks * 1e6

@@ -29,7 +29,7 @@ def _no_metadata() -> Mapping[str, Any]:
     return {}
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class CurrentTask:
     """One execution, as its handler sees it.
 

@@ -15,7 +15,17 @@ from dtq_child.retry import RetryPolicy
 
 ROW_SIZE = 8192
 MAX_HELD = 16
-COUNTERS = ("processed", "failed", "retried", "fenced", "absorbed", "unknown_types", "redis_errors", "claims")
+COUNTERS = (
+    "processed",
+    "failed",
+    "retried",
+    "released",
+    "fenced",
+    "absorbed",
+    "unknown_types",
+    "redis_errors",
+    "claims",
+)
 
 # Words of the child half.
 VERSION, LIFE, PID, PHASE = range(4)
@@ -26,9 +36,9 @@ FIRST_COUNTER = 9
 # Bytes of the child half. Native sizes and alignment: then a number is stored by one machine instruction. A
 # `p` is a text and its length in one byte.
 EXECUTION_AT = (FIRST_COUNTER + len(COUNTERS)) * 8
-EXECUTION = struct.Struct("@QQ8d5I65p201p101p41p")
+EXECUTION = struct.Struct("@QQ8d5I65p201p101p49p")
 HELD_AT = EXECUTION_AT + EXECUTION.size
-HELD = struct.Struct("@101p41p")
+HELD = struct.Struct("@101p49p")
 CHILD_HALF = HELD_AT + MAX_HELD * HELD.size
 
 # Words of the supervisor half.
@@ -91,6 +101,7 @@ class Counters:
     processed: int = 0
     failed: int = 0
     retried: int = 0
+    released: int = 0
     fenced: int = 0
     absorbed: int = 0
     unknown_types: int = 0

@@ -99,6 +99,8 @@ class Runner:
             result=happening.result if isinstance(happening, Returned) else None,
             execution=self._execution(ended - started, before, after),
             max_attempts=limits.max_attempts,
+            task_type=delivery.task_type,
+            attempt=delivery.attempt,
         )
         self._row.settling(ended)
         return outcome

@@ -13,7 +13,7 @@ log = logging.getLogger("dtq.child")
 def add(row: ChildRow, outcome: Outcome, answer: str) -> None:
     """`answer` is what Redis said to the settle: settled, rebuilt, already, fenced; none, if there was
     nothing to settle. Processed are the executions that ended by themselves; of them, failed those that were
-    dead-lettered and retried those that are tried again."""
+    dead-lettered and retried those that are tried again. Released are those that a stop interrupted."""
     decision = outcome.decision
     if answer == "none":
         return
@@ -23,6 +23,7 @@ def add(row: ChildRow, outcome: Outcome, answer: str) -> None:
     elif decision.kind == "succeed":
         row.count("processed")
     elif decision.kind == "release":
+        row.count("released")
         log.info("task %s was interrupted and handed back", outcome.token.task_id)
     elif decision.kind == "dead" or decision.reason != UNKNOWN_REASON:
         row.count("processed")

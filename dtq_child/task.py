@@ -95,7 +95,7 @@ class Call:
     trace: str = ""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, unsafe_hash=True)
 class Token:
     """The identity of one delivery: a settle counts only if all of it matches the record (R11)."""
 

@@ -26,7 +26,7 @@ UNKNOWN_REASON = "unknown_task_type"
 _MANY_QUEUES = 10
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Delivery:
     """What a claim hands out. None: neither the producer nor the record says; the declaration, then the
     settings, decide."""
@@ -52,9 +52,11 @@ class Delivery:
     waited_ms: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Outcome:
-    """The end of a delivery, all of it bytes in hand. `execution`: facts of the process, JSON-able."""
+    """The end of a delivery, all of it bytes in hand. `execution`: facts of the process, JSON-able.
+
+    `task_type`, `attempt`: as the delivery had them; a success that names them settles cheaper."""
 
     token: Token
     queue: str
@@ -62,6 +64,8 @@ class Outcome:
     result: Result | None
     execution: dict[str, Any]
     max_attempts: int
+    task_type: str = ""
+    attempt: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +91,7 @@ class Want:
         )
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Reply:
     """`settled`: none | settled | rebuilt | already | fenced. `more`: look again at once. `park_left`: the
     park holds more."""
@@ -136,7 +140,7 @@ def outcome_words(kind: bytes, outcome: Outcome) -> list[bytes]:
     facts = outcome.execution
     if decision.error_class:
         facts = {**facts, "error": decision.error_class, "cause": decision.cause}
-    return [
+    words = [
         kind,
         token.task_id.encode(),
         token.stream.encode(),
@@ -147,6 +151,14 @@ def outcome_words(kind: bytes, outcome: Outcome) -> list[bytes]:
         size,
         flag,
         b"1" if kept else b"",
+        outcome.queue.encode(),
+        outcome.task_type.encode("utf-8", "backslashreplace"),
+        b"%d" % outcome.attempt,
+    ]
+    if kind == b"ok":
+        return words
+    return [
+        *words,
         b"%d" % decision.delay_ms,
         b"1" if decision.spend_attempt else b"0",
         decision.error_class.encode("utf-8", "backslashreplace"),

@@ -53,6 +53,11 @@ class Remains:
     def was_busy(self) -> bool:
         return self.row is None or self.row.execution is not None
 
+    @property
+    def has_released(self) -> bool:
+        """A task of its own was interrupted, and handed back."""
+        return self.row is not None and self.row.counters.released > 0
+
 
 _AT_WORK = frozenset({Phase.READY, Phase.CLAIMING, Phase.EXECUTING, Phase.SETTLING})
 

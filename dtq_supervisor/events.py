@@ -115,7 +115,8 @@ class BackoffOver:
 
 @dataclass(frozen=True, slots=True)
 class Exited:
-    """An exit was collected. `began`: executions this life had begun; `busy`: it died in or settling one."""
+    """An exit was collected. `began`: executions this life had begun; `busy`: it died in or settling one;
+    `released`: it had handed one back that was interrupted."""
 
     slot: int
     life: int
@@ -124,6 +125,7 @@ class Exited:
     signal: int | None
     began: int = 0
     busy: bool = False
+    released: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ import threading
 import time
 from random import uniform
 
-from dtq_child.errors import BrokerError
+from dtq_child.errors import BrokerError, BrokerUnavailable
 from dtq_supervisor.duty import RedisDuty
 from dtq_supervisor.line import Line
 from dtq_supervisor.logs import say
@@ -79,4 +79,11 @@ class Leader(RedisDuty):
         # First for ourselves: no duty asks as a leader any more, whatever becomes of the call.
         if self.term.ended():
             say("info", "lead_lost", {"reason": reason})
+            self._give_back()
+
+    def _give_back(self) -> None:
+        """Tries once more after an error: a lost try would keep the lock from all others for seconds."""
+        try:
+            resign(self.line)
+        except BrokerUnavailable:
             resign(self.line)

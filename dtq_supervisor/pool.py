@@ -112,7 +112,8 @@ def _end_of(event: Exited) -> str:
 
 def _note_interruption(pool: Pool, event: Exited, verdict: Verdict | None) -> None:
     """Work that a stop cut short: what we timed out or cancelled has its outcome, what we lost an owner."""
-    if pool.stopping and event.busy and (verdict is None or verdict.kind not in ENDED_BY_VERDICT):
+    lost = event.busy and (verdict is None or verdict.kind not in ENDED_BY_VERDICT)
+    if pool.stopping and (lost or event.released):
         pool.exit_code = pool.exit_code or EXIT_INTERRUPTED
 
 

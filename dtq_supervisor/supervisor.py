@@ -209,7 +209,8 @@ class Supervisor:
         if remains.was_ready:
             yield ChildReady(who.slot, who.life)  # between two looks it got ready and died
         began = remains.row.seq if remains.row else 0
-        yield Exited(who.slot, who.life, end.pid, end.code, end.signal, began, remains.was_busy)
+        busy, released = remains.was_busy, remains.has_released
+        yield Exited(who.slot, who.life, end.pid, end.code, end.signal, began, busy, released)
 
     def _readings(self) -> Iterator[Event]:
         """Reads every row once a round."""

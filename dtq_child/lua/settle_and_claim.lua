@@ -1,65 +1,97 @@
---!include succeed
---!include claim
---!lazily settle
+--!lazily turn
 -- One round trip of a busy child: settles the delivery just executed, then claims the next (R23). Also settle-only and claim-only.
 -- KEYS: nil, the supervisor's bell, Q queue bells, Q pause flags, for Q <= 10 the Q streams of each band from p9 down to p0,
 --   the settled task's record and result (when something is settled).
 -- ARGV: event base, consumer, worker_id, park, lease_ms, prefetch, Q, Q queue names, kind ('-' settles nothing) and, for other kinds,
---   task_id, stream, entry_id, delivery, facts, result, result_size, result_flag, result_kept, delay_ms, spend, error_class, message, traceback,
---   cause, max_attempts, first_unknown, outcome; flags (c claim, o own pending, p park, w woken, e everywhere), rotation,
+--   task_id, stream, entry_id, delivery, facts, result, result_size, result_flag, result_kept, queue, task_type, attempt, then for kinds other than
+--   ok: delay_ms, spend, error_class, message, traceback, cause, max_attempts, first_unknown, outcome; flags (c claim, o own pending, p park, w woken, e everywhere), rotation,
 --   number of held entries, their stream and entry_id.
 -- Returns: settle's answer ('none' without one), the delivery begun or nil, held (stream, entry_id …), paused queues,
 --   flags (m look again at once, p more in the park), problems, counts (what, n …). A delivery: stream, entry_id, task_id, queue, delivery,
 --   band, ms waited, ms since it was first met as unknown or nil, the record's values in the order of _begin.lua.
 -- Atomic because the entry leaves our hands only in the step that writes its successor, and so that no instant exists in which a
 -- task is nowhere, or the child holds two.
-local consumer, worker, park = ARGV[2], ARGV[3], ARGV[4]
+local call, try = redis.call, redis.pcall
 local total = tonumber(ARGV[7])
 local at = 8 + total
-local kind, answer = ARGV[at], 'none'
+local kind, consumer, worker = ARGV[at], ARGV[2], ARGV[3]
+local flags_at = at + (kind == '-' and 1 or kind == 'ok' and 13 or 22)
+-- Only the usual turn is written out below, without a function: a server makes functions anew at every call, and they would cost more than
+-- all the work. Whatever is not usual is left to whole_turn, before anything has been written for it. The two number their events apart (f…).
+if kind ~= 'ok' or ARGV[flags_at] ~= 'c' or ARGV[flags_at + 2] ~= '0' or ARGV[6] ~= '1' or total > 10 or ARGV[at + 8] ~= ''
+  or ARGV[at + 5] == '{}' then
+  return whole_turn(nil, flags_at, nil)
+end
+local id, stream, entry_id, queue, task_type, attempt = ARGV[at + 1], ARGV[at + 2], ARGV[at + 3], ARGV[at + 10], ARGV[at + 11], ARGV[at + 12]
+local rec = KEYS[#KEYS - 1]
+local v = try('HMGET', rec, 'status', 'entry_id', 'delivery', 'consumer', 'started_at_ms', 'idempotency_key', 'stream')
+if v[1] ~= 'running' or v[2] ~= entry_id or v[3] ~= ARGV[at + 4] or v[4] ~= consumer or v[7] ~= stream or (v[6] and v[6] ~= '')
+  or #v[3] > 1 or not string.find(task_type, '^[%w_%.%-:]+$') then
+  return whole_turn(nil, flags_at, nil)
+end
+if ARGV[at + 9] == '1' then
+  local reply = try('SET', KEYS[#KEYS], ARGV[at + 6], 'EX', RESULT_RETENTION_S)
+  if reply.err then return whole_turn(nil, flags_at, nil) end
+end
+call('DEL', KEYS[1])
+local clock = call('TIME')
+local now = clock[1] * 1000 + math.floor(clock[2] / 1000)
+local nows = string.format('%.0f', now)
 
--- A success of a delivery that is ours in all three parts is settled here; everything else by _settle.lua, also what has a long history.
-local function settle_ok()
-  local v = try('HMGET', KEYS[#KEYS - 1], 'stream', 'entry_id', 'queue', 'task_type', 'attempt', 'started_at_ms', 'idempotency_key', 'created_at_ms',
-    'due_at_ms', 'status', 'delivery', 'consumer')
-  if v[10] ~= 'running' or v[2] ~= ARGV[at + 3] or v[1] ~= ARGV[at + 2] or v[11] ~= ARGV[at + 4] or v[12] ~= consumer
-    or #v[11] > 1 and tonumber(v[11]) > 20 then return false end
-  succeed(ARGV[at + 1], ARGV[at + 4], v, worker, consumer, ARGV[at + 5], ARGV[at + 6], ARGV[at + 7], ARGV[at + 8], ARGV[at + 9])
-  return true
-end
+-- ISO 8601 UTC, as in _event.lua.
+local seconds = math.floor(now / 1000)
+local z, rest = math.floor(seconds / 86400) + 719468, seconds % 86400
+local era = math.floor(z / 146097)
+local doe = z - era * 146097
+local yoe = math.floor((doe - math.floor(doe / 1460) + math.floor(doe / 36524) - math.floor(doe / 146096)) / 365)
+local doy = doe - (365 * yoe + math.floor(yoe / 4) - math.floor(yoe / 100))
+local mp = math.floor((5 * doy + 2) / 153)
+local month = mp < 10 and mp + 3 or mp - 9
+local date = string.format('%04d-%02d-%02dT%02d:%02d:%02d.%03dZ', yoe + era * 400 + (month <= 2 and 1 or 0), month,
+  doy - math.floor((153 * mp + 2) / 5) + 1, math.floor(rest / 3600), math.floor(rest / 60) % 60, rest % 60, now % 1000)
 
-local lean = kind == 'ok' and settle_ok()
-if lean then
-  answer = 'settled'
-elseif kind ~= '-' then
-  local a = { unpack(ARGV, at, at + 18) }
-  answer = settle({ kind = a[1], id = a[2], stream = a[3], entry = a[4], delivery = a[5], facts = a[6], result = a[7], result_size = a[8],
-    result_flag = a[9], result_kept = a[10], delay_ms = a[11], spend = a[12], error_class = a[13], message = a[14], traceback = a[15],
-    cause = a[16], max_attempts = a[17], first_unknown = a[18], outcome = a[19] }, consumer, worker, park)
+call('HSET', rec, 'status', 'succeeded', 'updated_at_ms', nows, 'finished_at_ms', nows, 'result_size', ARGV[at + 7], 'execution:' .. v[3],
+  '{"worker_id":"' .. worker .. '","consumer":"' .. consumer .. '","attempt":' .. attempt .. ',"started_at_ms":' .. (v[5] or 'null')
+  .. ',"finished_at_ms":' .. nows .. ',"outcome":"succeeded",' .. string.sub(ARGV[at + 5], 2))
+call('EXPIRE', rec, SUCCEEDED_RETENTION_S)
+try('XACK', stream, GROUP, entry_id)
+try('XDEL', stream, entry_id)
+try('PUBLISH', EVENTS, '{"event_id":"' .. ARGV[1] .. 'f0000001","ts":"' .. date .. '","type":"TASK_SUCCEEDED","task_id":"' .. id .. '","queue":"' .. queue
+  .. '","task_type":"' .. task_type .. '","attempt":' .. attempt .. ',"worker_id":"' .. worker .. '"}')
+
+local rotation = tonumber(ARGV[flags_at + 1])
+for i = 1, total do
+  if try('GET', KEYS[2 + total + i]) then return whole_turn('settled', flags_at, nil) end
 end
-if kind ~= '-' then at = at + 18 end
-local flags = ARGV[at + 1]
-if flags == '' then return { answer, false, {}, {}, '', {}, counted() } end
-if not lean then unrefusable() end
-local queues, waiting, skip = {}, {}, {}
-for i = 1, total do queues[i] = ARGV[7 + i] end
-for k = 1, 2 * tonumber(ARGV[at + 3]), 2 do
-  local stream, entry = ARGV[at + 3 + k], ARGV[at + 4 + k]
-  waiting[k], waiting[k + 1] = stream, entry
-  skip[stream .. ' ' .. entry] = true
+for k = 0, 10 * total - 1 do
+  local i = (rotation + k) % total + 1
+  local band = 9 - math.floor(k / total)
+  local next_stream = KEYS[2 + 2 * total + (9 - band) * total + i]
+  if try('XLEN', next_stream) ~= 0 then
+    local got = try('XREADGROUP', 'GROUP', GROUP, consumer, 'COUNT', 1, 'STREAMS', next_stream, '>')
+    local read = got and got[1] and got[1][2] and got[1][2][1]
+    if got and not read then return whole_turn('settled', flags_at, nil) end
+    if read then
+      local flat, next_queue = read[2], ARGV[7 + i]
+      local next_id = flat[1] == 'task_id' and flat[2] or ''
+      local next_rec = P .. 'task:' .. next_id
+      local w = try('HMGET', next_rec, 'status', 'entry_id', 'stream', 'delivery', 'attempt', 'max_attempts', 'crashes', 'max_crashes',
+        'timeout_ms', 'soft_timeout_ms', 'retry', 'metadata', 'trace', 'idempotency_key', 'queued_at_ms', 'first_unknown_at_ms', 'store_result',
+        'payload', 'task_type', 'expires_at_ms', 'due_at_ms')
+      if w[1] ~= 'queued' or w[2] ~= read[1] or w[3] ~= next_stream or w[14] or w[16] or w[20] or w[21] or not w[5] or not w[18] or not w[19]
+        or (w[19] ~= task_type and not string.find(w[19], '^[%w_%.%-:]+$')) or try('SISMEMBER', CANCELLED, next_id) ~= 0 then
+        return whole_turn('settled', flags_at, { next_stream, next_queue, band, read[1], flat })
+      end
+      local delivery = (tonumber(w[4]) or 0) + 1
+      call('HSET', next_rec, 'status', 'running', 'delivery', delivery, 'consumer', consumer, 'worker_id', worker, 'stream', next_stream,
+        'entry_id', read[1], 'attempt', w[5], 'started_at_ms', nows, 'updated_at_ms', nows, 'lease_ms', ARGV[5])
+      call('EXPIRE', next_rec, KEEP_S)
+      try('PUBLISH', EVENTS, '{"event_id":"' .. ARGV[1] .. 'f0000002","ts":"' .. date .. '","type":"TASK_STARTED","task_id":"' .. next_id
+        .. '","queue":"' .. next_queue .. '","task_type":"' .. w[19] .. '","attempt":' .. w[5] .. ',"worker_id":"' .. worker
+        .. (delivery > 1 and '","metadata":{"delivery":' .. delivery .. '}}' or '"}'))
+      return { 'settled', { next_stream, read[1], next_id, next_queue, delivery, band, math.max(0, now - (tonumber(w[15]) or now)), false, w },
+        {}, {}, '', {}, {} }
+    end
+  end
 end
-local c = { consumer = consumer, worker = worker, park = park, lease = ARGV[5], prefetch = ARGV[6], queues = queues,
-  rotation = tonumber(ARGV[at + 2]), waiting = waiting, skip = skip, first_pause = 3 + total, held = {}, problems = {}, paused = {},
-  paused_names = {}, tries = 0 }
-if flags ~= 'c' then
-  c.own, c.parked = string.find(flags, 'o', 1, true), string.find(flags, 'p', 1, true)
-  c.woken, c.everywhere = string.find(flags, 'w', 1, true), string.find(flags, 'e', 1, true)
-end
-c.bell_of = function(i) return KEYS[2 + i] end
-c.stream_of = function(i, band)
-  if total > 10 then return P .. 'stream:' .. queues[i] .. ':p' .. band end
-  return KEYS[2 + 2 * total + (9 - band) * total + i]
-end
-claim(c)
-local seen = ((not c.begun and c.tries >= TRIES) and 'm' or '') .. (c.park_left and 'p' or '')
-return { answer, c.begun or false, c.held, c.paused_names, seen, c.problems, counted() }
+return whole_turn('settled', flags_at, nil)

@@ -220,7 +220,12 @@ def ended(
     delivery: Delivery | Token, decision: Decision, result: Result | None = None, **facts: Any
 ) -> Outcome:
     token = delivery.token if isinstance(delivery, Delivery) else delivery
-    return Outcome(token, "default", decision, result, facts or {"pid": 4711, "cpu_ms": 1.5}, 3)
+    known = (
+        {"task_type": delivery.task_type, "attempt": delivery.attempt}
+        if isinstance(delivery, Delivery)
+        else {}
+    )
+    return Outcome(token, "default", decision, result, facts or {"pid": 4711, "cpu_ms": 1.5}, 3, **known)
 
 
 def succeeded(delivery: Delivery | Token, result: Result | None = NOTHING) -> Outcome:

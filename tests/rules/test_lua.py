@@ -149,6 +149,10 @@ def test_the_look_at_globals_would_see_one() -> None:
 def test_what_a_script_keeps_count_of_exists_once(name: str) -> None:
     """A second copy of these in a lazy part would begin anew at each of its calls."""
     text = text_of(name).decode()
+    # A turn in full is entered at most once, as the last thing that is done.
+    text = text.removeprefix("local function part_turn()\n")
+    calls = re.findall(r"^.*\bwhole_turn\(", text, re.MULTILINE)
+    assert all("return whole_turn(" in call or "local function" in call for call in calls)
     for state in ("local event_number", "local counts =", "local clock ="):
         assert text.count(state) <= 1, state
         at = text.find(state)
@@ -173,6 +177,9 @@ def test_only_what_adds_may_be_refused_by_a_full_server() -> None:
     """R13: all other scripts see to it that maxmemory refuses nothing of them."""
     readers = {name for name in SCRIPTS if re.search(r"\b[Cc]hanges nothing\b", header(name))}
     refusable = {name for name in SCRIPTS if "unrefusable()" not in source(name)} - readers
+    # Its usual turn has no functions.
+    assert "\ncall('DEL', KEYS[1])\n" in source("settle_and_claim")
+    refusable.remove("settle_and_claim")
     assert refusable == {"enqueue", "pause", "resume", "requeue", "discard"}
 
 

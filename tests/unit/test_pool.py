@@ -472,6 +472,12 @@ def test_a_task_whose_child_crashes_while_we_stop_was_interrupted() -> None:
     assert LeaveLoop(1) in step(pool, 11.0, Exited(0, 1, 100, None, 11, began=3, busy=True))
 
 
+def test_a_task_that_was_handed_back_when_told_of_the_stop_was_interrupted() -> None:
+    pool = at_work(1)
+    step(pool, 10.0, GRACEFUL)
+    assert LeaveLoop(1) in step(pool, 11.0, Exited(0, 1, 100, 0, None, began=3, released=True))
+
+
 def test_copies_of_a_stop_signal_are_one_and_a_later_one_means_now() -> None:
     pool = at_work()
     step(pool, 10.0, GRACEFUL)

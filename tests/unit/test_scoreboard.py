@@ -296,7 +296,7 @@ def test_a_name_that_does_not_fit_is_refused_and_nothing_is_written(board: Score
     for too_long in (
         replace(FIRST, seq=2, task_id="x" * 65),
         replace(FIRST, seq=2, stream="ü" * 51),
-        replace(FIRST, seq=2, entry_id="1" * 41),
+        replace(FIRST, seq=2, entry_id="1" * 49),
     ):
         with pytest.raises(ValueError, match="has room for"):
             child.executing(too_long)
