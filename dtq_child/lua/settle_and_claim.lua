@@ -34,8 +34,8 @@ if ARGV[at + 9] == '1' then
   if reply.err then return whole_turn(nil, flags_at, nil) end
 end
 call('DEL', KEYS[1])
-local clock = call('TIME')
-local now = clock[1] * 1000 + math.floor(clock[2] / 1000)
+local instant = call('TIME')
+local now = instant[1] * 1000 + math.floor(instant[2] / 1000)
 local nows = string.format('%.0f', now)
 
 -- ISO 8601 UTC, as in _event.lua.
