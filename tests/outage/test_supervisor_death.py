@@ -11,7 +11,7 @@ import pytest
 
 from dtq_child.task import Status
 from tests.conftest import SupervisorStarter
-from tests.outage.stage import Orders, seconds
+from tests.outage.stage import Orders, ready, seconds
 from tests.support.processes import alive, stopped
 from tests.support.servers import RedisServer
 from tests.support.supervisor import SupervisorProcess
@@ -170,6 +170,34 @@ class Frozen:
     def thaw(self) -> None:
         for pid in reversed(self.pids):
             os.kill(pid, signal.SIGCONT)
+
+
+def test_a_machine_that_stood_still_as_a_whole_goes_on_where_it_was(
+    start_supervisor: SupervisorStarter, fresh_redis: RedisServer, orders: Orders, witness: Witness
+) -> None:
+    """Two supervisors and their Redis, suspended together for longer than a lease: whoever wakes up first must
+    not take the other one for dead."""
+    first, second = ready(
+        *[start_supervisor(server=fresh_redis, procs=2, flags=SHORT_LEASES) for _ in range(2)]
+    )
+    pids = [first.child_pids(), second.child_pids()]
+    ids = orders.send_many(4, "sleep", seconds=VISIBILITY_S + 3.0)
+    orders.all_started(ids)
+    proven = time.monotonic()
+    until(lambda: time.monotonic() - proven > PROOF_S, 5)
+    frozen = [Frozen(first), Frozen(second)]
+    fresh_redis.pause()
+    halted = time.monotonic()
+    until(lambda: time.monotonic() - halted > VISIBILITY_S + 0.5, 10)
+    fresh_redis.resume()
+    for machine in frozen:
+        machine.thaw()
+    orders.wait(ids, 15.0, Status.SUCCEEDED)
+    assert orders.all_starts(ids) == {1}
+    records = [orders.record(task_id) for task_id in ids]
+    assert {(record.number("crashes"), record.number("delivery")) for record in records} == {(0, 1)}
+    assert [first.child_pids(), second.child_pids()] == pids
+    orders.check(witness)
 
 
 def test_an_outcome_that_wakes_up_after_its_lease_is_refused(

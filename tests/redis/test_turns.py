@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import re
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -282,6 +283,44 @@ def test_bodies_that_were_deleted_are_let_go(desk: Desk) -> None:
     assert reply.counts["bodies_gone"] == 2
     assert desk.owner(*own) is None
     assert desk.owner(*parked) is None
+
+
+NEXT: dict[str, Callable[[Desk], object]] = {
+    "as usual": lambda desk: desk.enqueue("t2", task_type='say "ça"'),
+    "with a key": lambda desk: desk.enqueue("t2", idempotency_key="k"),
+    "delivered before": lambda desk: desk.edit("t2", delivery=11) or desk.enqueue("t2"),
+    "of another type": lambda desk: desk.enqueue("t2", task_type="other:one-2.x", queue="b", priority=9),
+    "unreadable": lambda desk: desk.add_entry({"nonsense": "1"}),
+    "expired": lambda desk: desk.enqueue("t2", expires_ms=1) and desk.edit("t2", expires_at_ms=1),
+    "cancelled": lambda desk: desk.enqueue("t2") and desk.redis.sadd(desk.keys.cancelled, "t2"),
+    "without a record": lambda desk: desk.enqueue("t2") and desk.redis.delete(desk.keys.task("t2")),
+    "of a paused queue": lambda desk: desk.enqueue("t2") and desk.broker.pause("default", OPERATOR),
+    "in a broken band": lambda desk: desk.redis.set(desk.stream("b", 9), "something else"),
+    "nothing": lambda desk: None,
+}
+
+
+@pytest.mark.parametrize("next_up", NEXT)
+def test_the_short_way_through_a_turn_leaves_what_the_long_one_does(desk: Desk, next_up: str) -> None:
+    """A usual success is written out without functions. Whatever is not usual goes the long way."""
+    left = []
+    for short in (True, False):
+        desk.redis.flushall()
+        child = desk.child(0, "default", "b")
+        delivery = desk.began(child, "t1")
+        NEXT[next_up](desk)
+        desk.events()
+        outcome = succeeded(delivery if short else delivery.token)
+        reply = child.turn(outcome, Want())
+        records = [sorted(desk.record(task_id).items()) for task_id in ("t1", "t2")]
+        events = desk.events()
+        assert len({event["event_id"] for event in events}) == len(events)
+        assert {event["event_id"][:24] for event in events} == {events[0]["event_id"][:24]}
+        keys = [(key, round(desk.redis.ttl(key), -2)) for key in sorted(desk.redis.keys("*"))]
+        seen = (reply, records, events, desk.letters(), desk.entries(), desk.places().pending, keys)
+        left.append(re.sub(r"\d{13}(-\d+)?|[0-9a-f]{32}|T\d\d:\S+Z|(idle_ms|waited_ms)=\d+", "#", repr(seen)))
+    assert left[0] == left[1]
+    assert "settled='settled'" in left[0]
 
 
 def test_the_turn_of_a_task_settles_and_claims_in_one_command(desk: Desk) -> None:
