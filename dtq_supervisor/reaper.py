@@ -126,7 +126,7 @@ class Reaper(RedisDuty):
         """None unless our connection has been whole and the server's clock steady for long enough: else what
         looks like another's silence may be our own deafness."""
         now = time.monotonic()
-        whole_since = self.seat.redis_ok.whole_since()
+        whole_since = self.seat.redis_ok.whole_since(now)
         if not whole_since or now - max(whole_since, self._clock.steady_since) < self._proof_s:
             return None
         return self._clock.window(now)

@@ -19,6 +19,9 @@ from dtq_supervisor.inbox import Inbox
 
 SLOW_REPLY_S = 1.0
 """A connection that answers later than this is not whole: what others told the server may be as late."""
+SILENCE_S = 2.0
+"""The reaper alone calls more than once in this time. Whoever did not has stood still, and so perhaps have
+others: machines are suspended together."""
 
 
 class Life(NamedTuple):
@@ -62,14 +65,16 @@ class RedisPulse:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._ok_since = self._whole_since = 0.0
+        self._ok_since = self._whole_since = self._last = 0.0
         self.errors = 0
 
     def success(self, sent: float, received: float) -> None:
         with self._lock:
             self._ok_since = self._ok_since or received
-            if not self._whole_since or received - sent > SLOW_REPLY_S:
+            late, silent = received - sent > SLOW_REPLY_S, sent - self._last > SILENCE_S
+            if not self._whole_since or late or silent:
                 self._whole_since = received
+            self._last = max(self._last, received)
 
     def failure(self) -> None:
         with self._lock:
@@ -81,10 +86,11 @@ class RedisPulse:
         with self._lock:
             return self._ok_since
 
-    def whole_since(self) -> float:
-        """Since when every call has succeeded without delay (R30)."""
+    def whole_since(self, now: float) -> float:
+        """Since when every call has succeeded without delay, and none was long in coming (R30); 0.0 if that
+        is not so now."""
         with self._lock:
-            return self._whole_since
+            return self._whole_since if now - self._last <= SILENCE_S else 0.0
 
 
 @dataclass(frozen=True, slots=True)

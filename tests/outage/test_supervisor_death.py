@@ -175,7 +175,7 @@ class Frozen:
 def test_a_machine_that_stood_still_as_a_whole_goes_on_where_it_was(
     start_supervisor: SupervisorStarter, fresh_redis: RedisServer, orders: Orders, witness: Witness
 ) -> None:
-    """Two supervisors and their Redis, suspended together for longer than a lease: whoever wakes up first must
+    """Two supervisors and their Redis, suspended together for longer than a lease: the first to wake up must
     not take the other one for dead."""
     first, second = ready(
         *[start_supervisor(server=fresh_redis, procs=2, flags=SHORT_LEASES) for _ in range(2)]

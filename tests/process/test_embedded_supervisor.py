@@ -6,7 +6,7 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -16,9 +16,10 @@ import pytest
 from dtq_child import App
 from dtq_child.broker import Broker
 from dtq_child.task import Status
+from dtq_supervisor.cli import main
 from tests.conftest import SupervisorStarter
 from tests.process.producer import Producer
-from tests.process.witness import Vigil, deaths, started
+from tests.process.witness import Vigil, deaths
 from tests.support.ledger import Ledger
 from tests.support.servers import RedisServer
 from tests.support.snapshot import snapshot
@@ -116,7 +117,29 @@ def test_a_burst_ends_after_what_is_queued_runs_and_comes_back_but_waits_for_no_
 # --- what is told without a start
 
 
-def test_check_shows_no_password_wherever_it_came_from(tmp_path: Path) -> None:
+@pytest.fixture
+def check(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Callable[..., tuple[int, str, str]]:
+    """The command line with --check, in a folder of its own: exit code, stdout, stderr."""
+    monkeypatch.chdir(tmp_path)
+
+    def run_check(*flags: str, **env: str) -> tuple[int, str, str]:
+        with monkeypatch.context() as patch:
+            for name in [name for name in os.environ if name.startswith("DTQ_")]:
+                patch.delenv(name)
+            for name, value in env.items():
+                patch.setenv(name, value)
+            code = main([HANDLERS, "--check", *flags])
+        told = capsys.readouterr()
+        return code, told.out, told.err
+
+    return run_check
+
+
+def test_check_shows_no_password_wherever_it_came_from(
+    tmp_path: Path, check: Callable[..., tuple[int, str, str]]
+) -> None:
     url = f"redis://me:{PASSWORD}@10.0.0.1:6379/1"
     (tmp_path / "url").write_text(f"{url}\n")
     (tmp_path / "dtq.toml").write_text(f'[dtq]\nredis_url = "{url}"\n')
@@ -124,45 +147,47 @@ def test_check_shows_no_password_wherever_it_came_from(tmp_path: Path) -> None:
         (["--redis-url", url], {}),
         (["--config", "dtq.toml"], {}),
         ([], {"DTQ_REDIS_URL": url}),
-        ([], {"DTQ_REDIS_URL_FILE": str(tmp_path / "url")}),
+        ([], {"DTQ_REDIS_URL_FILE": "url"}),
     ]
     for flags, env in ways:
-        done = run(tmp_path, HANDLERS, "--check", *flags, **env)
-        assert done.returncode == 0, done.stderr
-        assert "redis://me:***@10.0.0.1:6379/1" in done.stdout
-        assert PASSWORD not in done.stdout + done.stderr
-        assert ("everybody on this machine" in done.stderr) == ("--redis-url" in flags)
+        code, out, err = check(*flags, **env)
+        assert code == 0, err
+        assert "redis://me:***@10.0.0.1:6379/1" in out
+        assert PASSWORD not in out + err
+        assert ("everybody on this machine" in err) == ("--redis-url" in flags)
 
 
-def test_check_says_all_that_is_wrong_a_line_each_and_no_password(tmp_path: Path) -> None:
+def test_check_says_all_that_is_wrong_a_line_each_and_no_password(
+    check: Callable[..., tuple[int, str, str]],
+) -> None:
     flags = ["--redis-url", f"redis://me:{PASSWORD}@host:port/0", "--procs", "many"]
     env = {"DTQ_VISIBILITY_TIMEOUT_S": "10", "DTQ_HEARTBEAT_INTERVAL_S": "9", "DTQ_TIMEOUTS": "5"}
-    done = run(tmp_path, HANDLERS, "--check", *flags, **env)
-    assert (done.returncode, done.stdout) == (78, "")
-    lines = done.stderr.splitlines()
+    code, out, err = check(*flags, **env)
+    assert (code, out) == (78, "")
+    lines = [line for line in err.splitlines() if "everybody on this machine" not in line]
     for what in ("redis-url", "procs", "heartbeat", "DTQ_TIMEOUTS"):
         assert len([line for line in lines if what in line]) == 1, lines
-    assert len([line for line in lines if "everybody on this machine" not in line]) == 4, lines
-    assert PASSWORD not in done.stderr
+    assert len(lines) == 4, lines
+    assert PASSWORD not in err
 
 
 # --- what is refused
 
 
-def test_a_pidfile_is_free_again_when_its_holder_was_killed(
+def test_a_pidfile_is_held_until_its_supervisor_is_gone_however_it_ends(
     tmp_path: Path, start_supervisor: SupervisorStarter, redis_server: RedisServer
 ) -> None:
     path = tmp_path / "dtq.pid"
-    flags = ["--pidfile", str(path)]
+    flags = ["--redis-url", redis_server.url, "--pidfile", str(path)]
     first = start_supervisor(server=redis_server, flags=flags)
-    until(path.exists, 10, first.describe)
-    refused = run(tmp_path, HANDLERS, "--redis-url", redis_server.url, *flags)
+    until(lambda: path.exists() and path.read_text(), 20, first.describe)
+    refused = run(tmp_path, HANDLERS, *flags)
     assert refused.returncode == 73
     assert f"pid {first.pid}" in refused.stderr
     first.kill()
-    second = start_supervisor(server=redis_server, flags=flags).wait_ready()
-    assert path.read_text() == f"{second.pid}\n"
-    assert second.stop(timeout=5) == 0
+    assert path.read_text() == f"{first.pid}\n"
+    assert run(tmp_path, "nowhere:app", *flags).returncode == 78
+    assert not path.exists()
 
 
 REFUSED_RIGHTS = {
@@ -205,18 +230,3 @@ def test_a_module_that_the_application_needs_and_nobody_has_ends_it_with_4_and_t
     assert "No module named 'not_installed'" in done.stderr
     assert 'shop_tasks.py\\", line 2' in done.stderr
     assert "import not_installed" in done.stderr
-
-
-def test_a_refused_start_leaves_what_others_have_alone(
-    tmp_path: Path, start_supervisor: SupervisorStarter, redis_server: RedisServer, ledger: Ledger
-) -> None:
-    """A second supervisor that cannot import its application disturbs neither the first nor its lock."""
-    pool = start_supervisor(server=redis_server).wait_ready()
-    holder = until(lambda: redis_server.cli("GET", "dtq:lock:scheduler"), 5, pool.describe)
-    done = run(tmp_path, "nowhere:app", "--redis-url", redis_server.url)
-    assert done.returncode == 78, done.stderr
-    assert redis_server.cli("GET", "dtq:lock:scheduler") == holder
-    with Producer(redis_server) as producer:
-        task_id = producer.send("note")
-        assert started(ledger, task_id).pid in pool.child_pids()
-        producer.wait(task_id, Status.SUCCEEDED)

@@ -280,7 +280,7 @@ def test_an_outage_of_our_own_reaps_nobody(scene: Scene, start_proxy: ProxyStart
 
 
 def _proven(post: Post, seconds: float) -> bool:
-    since = post.seat.redis_ok.whole_since()
+    since = post.seat.redis_ok.whole_since(time.monotonic())
     return since > 0 and time.monotonic() - since > seconds
 
 

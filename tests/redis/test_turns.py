@@ -288,10 +288,12 @@ def test_bodies_that_were_deleted_are_let_go(desk: Desk) -> None:
 NEXT: dict[str, Callable[[Desk], object]] = {
     "as usual": lambda desk: desk.enqueue("t2", task_type='say "ça"'),
     "with a key": lambda desk: desk.enqueue("t2", idempotency_key="k"),
-    "delivered before": lambda desk: desk.edit("t2", delivery=11) or desk.enqueue("t2"),
+    "delivered before": lambda desk: (
+        desk.enqueue("t2") and desk.redis.hset(desk.keys.task("t2"), "delivery", 11)
+    ),
     "of another type": lambda desk: desk.enqueue("t2", task_type="other:one-2.x", queue="b", priority=9),
     "unreadable": lambda desk: desk.add_entry({"nonsense": "1"}),
-    "expired": lambda desk: desk.enqueue("t2", expires_ms=1) and desk.edit("t2", expires_at_ms=1),
+    "expired": lambda desk: desk.enqueue("t2") and desk.redis.hset(desk.keys.task("t2"), "expires_at_ms", 1),
     "cancelled": lambda desk: desk.enqueue("t2") and desk.redis.sadd(desk.keys.cancelled, "t2"),
     "without a record": lambda desk: desk.enqueue("t2") and desk.redis.delete(desk.keys.task("t2")),
     "of a paused queue": lambda desk: desk.enqueue("t2") and desk.broker.pause("default", OPERATOR),
@@ -321,6 +323,36 @@ def test_the_short_way_through_a_turn_leaves_what_the_long_one_does(desk: Desk, 
         left.append(re.sub(r"\d{13}(-\d+)?|[0-9a-f]{32}|T\d\d:\S+Z|(idle_ms|waited_ms)=\d+", "#", repr(seen)))
     assert left[0] == left[1]
     assert "settled='settled'" in left[0]
+
+
+def test_a_success_may_ask_for_more_than_the_next_task(desk: Desk) -> None:
+    child = desk.child()
+    reply = child.turn(succeeded(desk.began(child, "t1")), Want(claim=False))
+    assert (reply.settled, reply.claimed) == ("settled", None)
+    delivery = desk.began(child, "t2")
+    desk.enqueue("new", "newer")
+    assert child.turn(succeeded(delivery), Want(claim=False)).claimed is None
+    assert desk.places().where("new") == {"undelivered"}
+    delivery = desk.began(child, "t3", priority=9)
+    held = desk.hold(child, "new")
+    reply = child.turn(succeeded(delivery), Want(), [held])
+    assert reply.claimed is not None
+    assert (reply.claimed.token.task_id, reply.held) == ("new", ())
+    lost = desk.hold(child, "newer")
+    desk.enqueue("newest")
+    reply = child.turn(succeeded(reply.claimed), Want(own=True))
+    assert reply.claimed is not None
+    assert reply.claimed.token.task_id == "newer"
+    child.release([], [lost])
+    assert child.release([reply.claimed.token]) == 0, "it was begun, so it was handed back by the line above"
+    reply = child.turn(succeeded(desk.began(child, "t4", priority=9)), Want(park=True))
+    assert reply.claimed is not None
+    assert reply.claimed.token.task_id == "newer"
+    desk.enqueue("last")
+    desk.redis.delete(desk.keys.bell_queue("default"))
+    reply = child.turn(succeeded(reply.claimed), Want(woken=True))
+    assert reply.claimed is not None
+    assert (reply.claimed.token.task_id, desk.rings()) == ("newest", 1)
 
 
 def test_the_turn_of_a_task_settles_and_claims_in_one_command(desk: Desk) -> None:

@@ -8,7 +8,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Self
 
@@ -117,7 +117,7 @@ class SupervisorProcess:
     def children(self) -> list[psutil.Process]:
         """The task processes whose parent is the supervisor, by slot and age."""
         found = [p for p in self._below() if p.title.startswith("dtq-child[")]
-        return [psutil.Process(p.pid) for p in sorted(found, key=lambda p: (slot_of(p.title), p.born))]
+        return _handles(sorted(found, key=lambda p: (slot_of(p.title), p.born)))
 
     def child_pids(self) -> list[int]:
         return [child.pid for child in self.children()]
@@ -125,7 +125,7 @@ class SupervisorProcess:
     def templates(self) -> list[psutil.Process]:
         """Oldest first: during a reload there are two."""
         found = [p for p in self._below() if p.title.startswith("dtq-supervisor: template")]
-        return [psutil.Process(p.pid) for p in sorted(found, key=lambda p: p.born)]
+        return _handles(sorted(found, key=lambda p: p.born))
 
     def template(self) -> psutil.Process:
         (only,) = self.templates()
@@ -226,3 +226,14 @@ class SupervisorProcess:
 def slot_of(title: str) -> int:
     """The number in `dtq-child[3] g2: idle`."""
     return int(title.removeprefix("dtq-child[").partition("]")[0])
+
+
+def _handles(found: Iterable[Process]) -> list[psutil.Process]:
+    """Of those that have not ended since they were looked at."""
+    handles = []
+    for process in found:
+        try:
+            handles.append(psutil.Process(process.pid))
+        except psutil.NoSuchProcess:
+            continue
+    return handles

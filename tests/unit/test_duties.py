@@ -114,16 +114,25 @@ def test_what_is_put_into_the_inbox_wakes_the_loop_and_comes_in_order() -> None:
 
 def test_a_connection_is_good_since_its_last_failure_and_whole_since_its_last_slow_reply() -> None:
     pulse = RedisPulse()
-    assert (pulse.ok_since(), pulse.whole_since()) == (0.0, 0.0)
+    assert (pulse.ok_since(), pulse.whole_since(99.0)) == (0.0, 0.0)
     pulse.success(99.9, 100.0)
-    pulse.success(150.0, 150.1)
-    assert (pulse.ok_since(), pulse.whole_since()) == (100.0, 100.0)
-    pulse.success(160.0, 161.5)
-    assert (pulse.ok_since(), pulse.whole_since()) == (100.0, 161.5)
+    pulse.success(101.0, 101.1)
+    assert (pulse.ok_since(), pulse.whole_since(101.2)) == (100.0, 100.0)
+    pulse.success(102.0, 103.5)
+    assert (pulse.ok_since(), pulse.whole_since(103.6)) == (100.0, 103.5)
     pulse.failure()
-    assert (pulse.ok_since(), pulse.whole_since(), pulse.errors) == (0.0, 0.0, 1)
-    pulse.success(170.0, 170.1)
-    assert (pulse.ok_since(), pulse.whole_since()) == (170.1, 170.1)
+    assert (pulse.ok_since(), pulse.whole_since(104.0), pulse.errors) == (0.0, 0.0, 1)
+    pulse.success(104.0, 104.1)
+    assert (pulse.ok_since(), pulse.whole_since(104.2)) == (104.1, 104.1)
+
+
+def test_whoever_asked_nothing_for_a_while_has_stood_still_and_has_not_heard_whole() -> None:
+    pulse = RedisPulse()
+    pulse.success(100.0, 100.1)
+    pulse.success(101.0, 101.1)
+    assert pulse.whole_since(150.0) == 0.0
+    pulse.success(150.0, 150.1)
+    assert (pulse.ok_since(), pulse.whole_since(150.2)) == (100.1, 150.1)
 
 
 def test_counters_of_several_lives_add_up() -> None:
