@@ -188,9 +188,11 @@ def test_a_relative_entry_of_path_will_do(tmp_path: Path, monkeypatch: pytest.Mo
     program = str(binary_for("any").path)
     with only_on_path(tmp_path / "tools", monkeypatch, redis_server=program):
         monkeypatch.chdir(tmp_path)
-        monkeypatch.setenv("PATH", "tools")
-        with embedded.start() as server:
-            assert ask(server.url, "PING").startswith("+PONG")
+        # In a context of its own: undone later, it would put back the PATH that only holds in here.
+        with monkeypatch.context() as patch:
+            patch.setenv("PATH", "tools")
+            with embedded.start() as server:
+                assert ask(server.url, "PING").startswith("+PONG")
 
 
 def test_without_any_server_one_line_says_what_to_install(
