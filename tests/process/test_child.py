@@ -133,7 +133,7 @@ def test_the_title_says_what_the_child_is_doing(stand_in: Starter, tmp_path: Pat
     pid = pool.start().pid
     until(lambda: title(pid) == "dtq-child[0] g1: idle", 5, lambda: title(pid))
     handle = pool.send("wait_for_file", path=str(tmp_path / "go"))
-    until(lambda: title(pid) == f"dtq-child[0] g1: wait_for_file {handle.id[:8]}", 5, lambda: title(pid))
+    until(lambda: title(pid) == f"dtq-child[0] g1: wait_for_file {handle.id[-8:]}", 5, lambda: title(pid))
     (tmp_path / "go").touch()
     until(lambda: title(pid) == "dtq-child[0] g1: idle", 5, lambda: title(pid))
 
