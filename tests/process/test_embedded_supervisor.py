@@ -191,9 +191,9 @@ def test_a_pidfile_is_held_until_its_supervisor_is_gone_however_it_ends(
 
 
 REFUSED_RIGHTS = {
-    "no password": ("CONFIG", "SET", "requirepass", PASSWORD),
-    "no rights to a key": ("ACL", "SETUSER", "default", "resetkeys", "~other:*"),
-    "no rights to scripts": ("ACL", "SETUSER", "default", "-@scripting"),
+    "no password": (("CONFIG", "SET", "requirepass", PASSWORD), "Authentication required"),
+    "no rights to a key": (("ACL", "SETUSER", "default", "resetkeys", "~other:*"), "to access"),
+    "no rights to scripts": (("ACL", "SETUSER", "default", "-@scripting"), "'script"),
 }
 
 
@@ -201,11 +201,12 @@ REFUSED_RIGHTS = {
 def test_a_redis_that_does_not_let_us_work_is_refused_with_69(
     tmp_path: Path, redis_server: RedisServer, why: str
 ) -> None:
-    redis_server.cli(*REFUSED_RIGHTS[why])
+    command, word = REFUSED_RIGHTS[why]
+    redis_server.cli(*command)
     done = run(tmp_path, HANDLERS, "--procs", "1", "--redis-url", redis_server.url)
     assert done.returncode == 69, done.stderr
     (line,) = (line for line in done.stderr.splitlines() if '"refused"' in line)
-    assert "NOAUTH" in line or "NOPERM" in line or "Authentication required" in line or "permission" in line
+    assert word in line
 
 
 def test_an_application_that_enqueues_to_another_redis_is_bad_configuration(
