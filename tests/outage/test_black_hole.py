@@ -35,7 +35,7 @@ def proxy(start_proxy: ProxyStarter, fresh_redis: RedisServer) -> FaultProxy:
 @pytest.mark.parametrize(
     ("flags", "dark_s", "task_s", "held"),
     [
-        pytest.param(SHORTER_LEASES, 8.0, 12.0, (False, True), id="quick"),
+        pytest.param(SHORTER_LEASES, 6.0, 9.0, (False, True), id="quick"),
         pytest.param(SHORT_LEASES, 12.0, 20.0, (False, True), id="short leases", marks=pytest.mark.slow),
         pytest.param(
             [], 60.0, 120.0, (False, False), id="default settings, all lost", marks=pytest.mark.slow
@@ -84,6 +84,7 @@ def test_tasks_that_outlast_a_black_hole_have_one_start_each(
     assert not witness.refusals()
 
 
+@pytest.mark.slow
 def test_existing_connections_that_go_dumb_are_given_up(
     start_supervisor: SupervisorStarter,
     fresh_redis: RedisServer,

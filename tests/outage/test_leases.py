@@ -56,7 +56,7 @@ def leader_first(pools: Sequence[SupervisorProcess]) -> list[SupervisorProcess]:
     return sorted(pools, key=leads, reverse=True)
 
 
-@pytest.mark.parametrize(("lease", "task_s"), [(1.3, 5.2), pytest.param(2.0, 20.0, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(("lease", "task_s"), [(1.3, 4.0), pytest.param(2.0, 20.0, marks=pytest.mark.slow)])
 def test_a_task_many_times_as_long_as_its_lease_is_started_once(
     start_supervisor: SupervisorStarter,
     fresh_redis: RedisServer,

@@ -290,6 +290,7 @@ def test_a_primary_that_is_a_replica_for_a_while(
     assert orders.all_starts(orders.accepted) == {1}
 
 
+@pytest.mark.slow
 def test_after_a_failover_everybody_finds_the_new_primary(
     start_supervisor: SupervisorStarter,
     start_redis: ServerStarter,
@@ -367,7 +368,9 @@ def _caught_up(old: RedisServer, new: RedisServer) -> bool:
 # -- outages
 
 
-@pytest.mark.parametrize("fault", ["refused", "dark", "loading"])
+@pytest.mark.parametrize(
+    "fault", ["refused", *(pytest.param(name, marks=pytest.mark.slow) for name in ("dark", "loading"))]
+)
 def test_a_supervisor_that_starts_while_redis_is_away_waits_for_it(
     start_supervisor: SupervisorStarter,
     fresh_redis: RedisServer,
@@ -392,9 +395,8 @@ def test_a_supervisor_that_starts_while_redis_is_away_waits_for_it(
     orders.check(witness)
 
 
-@pytest.mark.parametrize(
-    "lasting", [4.0, pytest.param(60.0, marks=pytest.mark.slow)], ids=["briefly", "long"]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("lasting", [10.0, 60.0])
 def test_an_outage_costs_little_and_ends_for_all_at_once(
     start_supervisor: SupervisorStarter,
     fresh_redis: RedisServer,
@@ -423,6 +425,7 @@ def _cpu(process: psutil.Process) -> float:
     return float(times.user + times.system)
 
 
+@pytest.mark.slow
 def test_three_outages_within_two_seconds(
     start_supervisor: SupervisorStarter,
     fresh_redis: RedisServer,

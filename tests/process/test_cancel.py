@@ -163,7 +163,7 @@ def test_three_hundred_cancels_at_random_instants_agree_with_what_really_ran(
     start_supervisor: SupervisorStarter, redis_server: RedisServer, producer: Producer, ledger: Ledger
 ) -> None:
     """Each reply says how it was: before the start, while it ran, or after its end. No neighbour is hit."""
-    pool = start_supervisor(server=redis_server, procs=3).wait_ready()
+    pool = start_supervisor(server=redis_server, procs=6).wait_ready()
     pids = pool.child_pids()
     seed = random.SystemRandom().getrandbits(32)
     print(f"seed {seed}")

@@ -109,7 +109,14 @@ class Massacre:
         pid = started(self.ledger, self.sent[number]).pid
         with Vigil(pid) as vigil:
             self.kills.append(Kill(self.sent[number], pid, vigil.kill()))
-        started(self.ledger, self.sent[number], times=2)
+        started(self.ledger, self.sent[number], times=2, describe=self._describe)
+
+    def _describe(self) -> str:
+        """When each task that may run was started, and what the supervisor says of it."""
+        places = snapshot(self.pool.server.client())
+        lines = [f"{self.kills[-1]}", *map(str, places.pending), *map(str, places.undelivered)]
+        lines += [str(entry) for entry in self.ledger.entries()[-4 * self.pool.procs :]]
+        return "\n".join([*lines, self.pool.describe()])
 
     def _end(self, number: int) -> None:
         self._gate(number).touch()

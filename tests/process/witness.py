@@ -7,7 +7,7 @@ import os
 import select
 import signal
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from types import TracebackType
 from typing import Any, Self
 
@@ -23,9 +23,19 @@ PATIENCE_S = 30.0
 _LAST = "END OF TAPE"
 
 
-def started(ledger: Ledger, task_id: str, times: int = 1, timeout: float = PATIENCE_S) -> Entry:
+def started(
+    ledger: Ledger,
+    task_id: str,
+    times: int = 1,
+    timeout: float = PATIENCE_S,
+    describe: Callable[[], str] = str,
+) -> Entry:
     """Waits for the `times`-th start of the task, and returns it."""
-    until(lambda: len(ledger.starts(task_id)) >= times, timeout, f"{task_id} has not started {times} times")
+
+    def complaint() -> str:
+        return f"{task_id} has not started {times} times\n{describe()}"
+
+    until(lambda: len(ledger.starts(task_id)) >= times, timeout, complaint)
     return ledger.starts(task_id)[times - 1]
 
 

@@ -74,6 +74,28 @@ def test_a_settle_counts_only_under_the_whole_token(desk: Desk) -> None:
     assert child.settle(succeeded(delivery)) == "settled"
 
 
+def test_a_late_success_that_also_claims_is_refused_all_the_same(desk: Desk) -> None:
+    """A success with a usual claim goes a shorter way through the script."""
+    child = desk.child()
+    delivery = desk.began(child, "t1")
+    right = desk.record("t1")
+    for changes in (
+        *({"status": status} for status in ("queued", "succeeded", "cancelled")),
+        *({"stream": desk.stream("default", 6)}, {"entry_id": "1-1"}, {"delivery": "2"}),
+        *({"consumer": "w1:0.2"}, {"consumer": ""}),
+    ):
+        desk.edit("t1", **changes)
+        before = desk.record("t1")
+        reply = child.turn(succeeded(delivery), Want())
+        assert (reply.settled, reply.claimed, reply.counts) == ("fenced", None, {"fenced": 1}), changes
+        assert desk.record("t1") == before, changes
+        assert desk.broker.result("t1") is None
+        assert desk.owner(*pair(delivery)) == child.consumer
+        desk.edit("t1", **right)
+    assert child.turn(succeeded(delivery), Want()).settled == "settled"
+    assert child.turn(succeeded(delivery), Want()).settled == "already"
+
+
 def test_the_living_delivery_keeps_its_entry_when_a_late_one_settles(desk: Desk) -> None:
     late, living = desk.child(), desk.child(worker="w2")
     old = desk.began(late, "t1")

@@ -102,11 +102,14 @@ def test_children_settle_and_claim_on(
     assert child.settle(outcome) == "already"  # type: ignore[arg-type]
 
 
-def test_a_result_that_is_refused_does_not_fail_its_task(desk: Desk) -> None:
+@pytest.mark.parametrize("key", ["k", ""])
+@pytest.mark.parametrize("claims", [False, True])
+def test_a_result_that_is_refused_does_not_fail_its_task(desk: Desk, claims: bool, key: str) -> None:
     child = desk.child()
-    delivery = desk.began(child, "t1", idempotency_key="k")
+    delivery = desk.began(child, "t1", idempotency_key=key)
     fill(desk)
-    assert child.settle(succeeded(delivery, Result(b'"kept?"', 7, truncated=False))) == "settled"
+    outcome = succeeded(delivery, Result(b'"kept?"', 7, truncated=False))
+    assert child.turn(outcome, Want(claim=claims)).settled == "settled"
     record = desk.record("t1")
     assert (record["status"], record["result_size"]) == ("succeeded", "")
     why = record["result_unavailable"]
@@ -114,9 +117,21 @@ def test_a_result_that_is_refused_does_not_fail_its_task(desk: Desk) -> None:
     assert "OOM command not allowed" in why
     assert why == why.strip()
     assert desk.broker.result("t1") is None
-    held = desk.idempotency("k")
-    assert held is not None
-    assert held["state"] == "completed"
+    if key:
+        held = desk.idempotency("k")
+        assert held is not None
+        assert held["state"] == "completed"
+
+
+def test_a_success_without_a_result_and_the_next_claim_are_one_turn(desk: Desk) -> None:
+    child = desk.child()
+    delivery = desk.began(child, "t1")
+    desk.enqueue("t2")
+    fill(desk)
+    reply = child.turn(succeeded(delivery, None), Want())
+    assert reply.settled == "settled"
+    assert reply.claimed is not None
+    assert reply.claimed.token.task_id == "t2"
 
 
 def test_claims_of_every_kind_go_on(desk: Desk) -> None:

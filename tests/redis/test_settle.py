@@ -34,6 +34,9 @@ DEAD_LETTER_FIELDS = (
 )
 
 
+EACH_WAY = pytest.mark.parametrize("claims", [False, True], ids=["only settles", "claims, too"])
+
+
 @pytest.fixture
 def desk(every_redis: RedisServer) -> Iterator[Desk]:
     with Desk(every_redis, idem_ttl_s=1000.0, result_retention_s=500.0, succeeded_retention_s=2000.0) as desk:
@@ -69,6 +72,7 @@ def test_success_leaves_record_result_and_history(desk: Desk) -> None:
     assert desk.told() == [("TASK_SUCCEEDED", "t1")]
 
 
+@EACH_WAY
 @pytest.mark.parametrize(
     ("result", "stored", "fields"),
     [
@@ -84,10 +88,11 @@ def test_success_leaves_record_result_and_history(desk: Desk) -> None:
     ids=["none wanted", "truncated", "unavailable", "any bytes"],
 )
 def test_what_is_kept_of_a_result(
-    desk: Desk, result: Result | None, stored: bytes | None, fields: dict[str, str]
+    desk: Desk, result: Result | None, stored: bytes | None, fields: dict[str, str], claims: bool
 ) -> None:
     child = desk.child()
-    assert child.settle(succeeded(desk.began(child, "t1"), result)) == "settled"
+    outcome = succeeded(desk.began(child, "t1"), result)
+    assert child.turn(outcome, Want(claim=claims)).settled == "settled"
     record = desk.record("t1")
     assert record["status"] == "succeeded"
     assert {name: value for name, value in record.items() if name.startswith("result_")} == fields
@@ -235,13 +240,14 @@ def test_a_cancelled_delivery_has_nothing_to_settle(desk: Desk) -> None:
 # -- history
 
 
-def test_the_newest_twenty_executions_are_kept(desk: Desk) -> None:
+@EACH_WAY
+def test_the_newest_twenty_executions_are_kept(desk: Desk, claims: bool) -> None:
     child = desk.child()
     delivery = desk.began(child, "t1")
     for _ in range(23):
         child.settle(handed_back(delivery))
         delivery = claim(child, park=True)
-    assert child.settle(succeeded(delivery)) == "settled"
+    assert child.turn(succeeded(delivery), Want(claim=claims)).settled == "settled"
     record = desk.broker.record("t1")
     assert record is not None
     assert [execution["delivery"] for execution in record.executions()] == list(range(5, 25))
@@ -272,11 +278,12 @@ def test_deliveries_that_left_no_trace_do_not_let_the_history_grow(desk: Desk) -
     ("kind", "state"),
     [("succeed", "completed"), ("dead", "failed"), ("retry", "processing"), ("release", "processing")],
 )
-def test_how_a_key_ends(desk: Desk, kind: str, state: str) -> None:
+@EACH_WAY
+def test_how_a_key_ends(desk: Desk, kind: str, state: str, claims: bool) -> None:
     child = desk.child()
     delivery = desk.began(child, "t1", idempotency_key="k")
     desk.edit("t1", created_at_ms=desk.now_ms() - 300_000)
-    child.settle(KINDS[kind][0](delivery))
+    assert child.turn(KINDS[kind][0](delivery), Want(claim=claims)).settled == "settled"
     held = desk.idempotency("k")
     assert held is not None
     assert (held["task_id"], held["state"]) == ("t1", state)
@@ -333,11 +340,14 @@ def test_records_of_what_waits_long_are_kept_until_then_and_their_keys_too(desk:
     assert desk.redis.ttl(desk.keys.idempotency("default", "k")) >= left
 
 
-def test_a_start_keeps_record_and_key_alive(desk: Desk) -> None:
-    desk.enqueue("t1", idempotency_key="k")
-    key = desk.keys.idempotency("default", "k")
+@pytest.mark.parametrize("key", ["k", ""])
+def test_a_start_keeps_record_and_key_alive(desk: Desk, key: str) -> None:
+    child = desk.child()
+    before = desk.began(child, "t0")
+    desk.enqueue("t1", idempotency_key=key)
+    held = desk.keys.idempotency("default", key) if key else desk.keys.task("t1")
     desk.redis.expire(desk.keys.task("t1"), 100)
-    desk.redis.expire(key, 50)
-    claim(desk.child())
+    desk.redis.expire(held, 50)
+    assert child.turn(succeeded(before), Want()).claimed is not None
     assert desk.redis.ttl(desk.keys.task("t1")) == pytest.approx(YEAR_S, abs=5)
-    assert desk.redis.ttl(key) >= desk.redis.ttl(desk.keys.task("t1"))
+    assert desk.redis.ttl(held) >= desk.redis.ttl(desk.keys.task("t1"))

@@ -110,13 +110,13 @@ def test_the_record_decides_not_the_entry(desk: Desk) -> None:
 def test_strict_priority_and_queues_in_turn_within_a_band(desk: Desk) -> None:
     queues = ("a", "b", "c")
     for priority in (0, 5, 9):
-        for number in (1, 2):
+        for number in (1, 2, 3):
             desk.broker.enqueue([call(f"{q}{priority}{number}", queue=q, priority=priority) for q in queues])
     ids = drain(desk.child(0, *queues))
-    assert [task_id[1] for task_id in ids] == ["9"] * 6 + ["5"] * 6 + ["0"] * 6
-    for at in range(0, 18, 3):
+    assert [task_id[1] for task_id in ids] == ["9"] * 9 + ["5"] * 9 + ["0"] * 9
+    for at in range(0, 27, 3):
         assert {task_id[0] for task_id in ids[at : at + 3]} == set(queues), "each queue once a round"
-    assert [i for i in ids if i[0] == "a"] == ["a91", "a92", "a51", "a52", "a01", "a02"]
+    assert [i for i in ids if i[0] == "a"] == [f"a{band}{n}" for band in (9, 5, 0) for n in (1, 2, 3)]
 
 
 def test_a_paused_queue_is_skipped_and_named_and_keeps_its_tasks(desk: Desk) -> None:
@@ -287,7 +287,16 @@ def test_bodies_that_were_deleted_are_let_go(desk: Desk) -> None:
 
 NEXT: dict[str, Callable[[Desk], object]] = {
     "as usual": lambda desk: desk.enqueue("t2", task_type='say "ça"'),
-    "with a key": lambda desk: desk.enqueue("t2", idempotency_key="k"),
+    "with a key": lambda desk: (
+        desk.enqueue("t2", idempotency_key="k")
+        and desk.redis.expire(desk.keys.idempotency("default", "k"), 500)
+    ),
+    "meant elsewhere": lambda desk: (
+        desk.enqueue("t2") and desk.redis.hset(desk.keys.task("t2"), "entry_id", "1-1")
+    ),
+    "of another band": lambda desk: (
+        desk.enqueue("t2") and desk.redis.hset(desk.keys.task("t2"), "stream", desk.stream("b", 9))
+    ),
     "delivered before": lambda desk: (
         desk.enqueue("t2") and desk.redis.hset(desk.keys.task("t2"), "delivery", 11)
     ),
