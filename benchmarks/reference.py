@@ -15,7 +15,7 @@ import time
 from multiprocessing.queues import SimpleQueue
 
 from benchmarks.stage import machine
-from dtq_child.connection import open_link
+from dtq_child.connection import connector, open_link
 from dtq_supervisor import embedded
 
 STREAM, GROUP = "reference", "workers"
@@ -29,12 +29,18 @@ return redis.call('XREADGROUP', 'GROUP', 'workers', ARGV[1], 'COUNT', 1, 'STREAM
 
 
 def consume(url: str, name: str, ready: SimpleQueue[str], go: SimpleQueue[str]) -> None:
-    link = open_link(url)
-    sha = link.call("SCRIPT", "LOAD", FUSED)
+    sha = open_link(url).call("SCRIPT", "LOAD", FUSED)
+    connection = connector(url)()
+    connection.connect()
     ready.put(name)
     go.get()
     last = b""
-    while got := link.call("EVALSHA", sha, 1, STREAM, name, last):
+    while True:
+        command = connection.pack_command("EVALSHA", sha, 1, STREAM, name, last)
+        connection.send_packed_command(command, check_health=False)
+        got = connection.read_response()
+        if not got:
+            break
         last = got[0][1][0][0]
     ready.put(name)
 

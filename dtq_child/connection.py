@@ -13,7 +13,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any, Protocol, cast
+from typing import Any, cast
 from urllib.parse import urlsplit
 
 from redis import exceptions as wire
@@ -24,6 +24,7 @@ from redis.sentinel import Sentinel
 
 from dtq_child.errors import BadConfiguration, BrokerError, BrokerRefused, BrokerUnavailable, RedisOutOfMemory
 from dtq_child.sentinel_url import parse_sentinel_url
+from dtq_child.wire import Direct, Exchange, RawConnection, Through
 
 CONNECT_TIMEOUT_S = 5.0
 REPLY_TIMEOUT_S = 5.0
@@ -35,16 +36,6 @@ class ServerReply(BrokerError):
 
 class NoSuchScript(BrokerUnavailable):
     """NOSCRIPT: the script is not in the server's cache, so nothing ran."""
-
-
-class RawConnection(Protocol):
-    """The part of redis-py's connections that we use."""
-
-    def connect(self) -> Any: ...
-    def disconnect(self) -> Any: ...
-    def send_packed_command(self, command: Any, check_health: bool = True) -> Any: ...
-    def read_response(self) -> Any: ...
-    def pack_command(self, *args: Any) -> Any: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +74,7 @@ MEANINGS = (
         (wire.ReadOnlyError, wire.MasterDownError, wire.TryAgainError, wire.ClusterDownError),
         re.compile(
             r"(?:^|^ERR |[ -])(?:LOADING|READONLY|MASTERDOWN|TRYAGAIN|CLUSTERDOWN|MISCONF|NOREPLICAS|BUSY"
-            r"|UNBLOCKED|NOGROUP)\b"
+            r"|UNBLOCKED|NOGROUP)\b|max number of clients reached"
         ),
         "Redis says not now: {}",
     ),
@@ -115,6 +106,7 @@ class Link:
     def __init__(self, make: Callable[[], RawConnection]) -> None:
         self._make = make
         self._raw: RawConnection | None = None
+        self._exchange: Exchange | None = None
         self.deadline: float | None = None
         self.connects = 0
 
@@ -124,19 +116,18 @@ class Link:
 
     def call(self, *args: bytes | str | int | float) -> Any:
         """Sends one command and reads its reply. Raises BrokerError."""
-        raw = self._raw or self._open()
-        return self._exchange(raw, raw.pack_command(*args))
+        if self._raw is None:
+            self._open()
+        packed = self._raw.pack_command(*args)  # type: ignore[union-attr] # just opened
+        return self.call_packed(packed[0] if len(packed) == 1 else b"".join(packed))
 
     def call_packed(self, packed: bytes) -> Any:
         """The same for a command already in wire form."""
-        return self._exchange(self._raw or self._open(), (packed,))
-
-    def _exchange(self, raw: RawConnection, packed: Any) -> Any:
+        exchange = self._exchange or self._open()
         try:
             if self.deadline is not None:
-                _shorten(raw, self.deadline)
-            raw.send_packed_command(packed, check_health=False)
-            return raw.read_response()
+                exchange.within(_left(self.deadline))
+            return exchange(packed)
         except wire.ResponseError as error:
             failure = as_broker_error(error)
             if isinstance(failure, BrokerUnavailable) and not isinstance(failure, NoSuchScript):
@@ -149,9 +140,10 @@ class Link:
             self.close()
             raise
 
-    def _open(self) -> RawConnection:
+    def _open(self) -> Exchange:
         try:
             raw = self._make()
+            timeout_s = getattr(raw, "socket_timeout", None) or REPLY_TIMEOUT_S
             if self.deadline is not None:
                 _shorten(raw, self.deadline)
             raw.connect()
@@ -160,12 +152,13 @@ class Link:
         sock = getattr(raw, "_sock", None)
         if isinstance(sock, socket.socket):
             reset_at_close(sock)
-        self._raw = raw
+        direct = Direct.over(sock, timeout_s, getattr(raw, "protocol", None))
+        self._raw, self._exchange = raw, direct or Through(raw, timeout_s)
         self.connects += 1
-        return raw
+        return self._exchange
 
     def close(self) -> None:
-        raw, self._raw = self._raw, None
+        raw, self._raw, self._exchange = self._raw, None, None
         if raw is not None:
             raw.disconnect()
 
@@ -173,13 +166,13 @@ class Link:
 _OWN_TIMEOUTS = ("socket_timeout", "socket_connect_timeout")
 
 
+def _left(deadline: float) -> float:
+    return max(0.001, deadline - time.monotonic())
+
+
 def _shorten(raw: RawConnection, deadline: float) -> None:
-    """Connecting, or the next reply, is waited for no longer than until the deadline."""
-    left = max(0.001, deadline - time.monotonic())
-    sock = getattr(raw, "_sock", None)
-    if isinstance(sock, socket.socket):
-        sock.settimeout(min(left, getattr(raw, "socket_timeout", None) or left))
-        return
+    """Connecting, and each reply of the handshake, is waited for no longer than until the deadline."""
+    left = _left(deadline)
     for name in _OWN_TIMEOUTS:
         if own := getattr(raw, name, None):
             setattr(raw, name, min(left, own))

@@ -20,7 +20,7 @@ from dtq_child import payload
 from dtq_child import settings as settings_module
 from dtq_child.app import App
 from dtq_child.broker import Broker
-from dtq_child.connection import Link, RawConnection, ServerReply
+from dtq_child.connection import Link, ServerReply
 from dtq_child.context import CurrentTask
 from dtq_child.declaration import Task
 from dtq_child.errors import DtqError
@@ -31,6 +31,7 @@ from dtq_child.outcome import Facts, Happening, Returned, UnknownType, decide
 from dtq_child.settings import Settings
 from dtq_child.task import text
 from dtq_child.turns import Delivery, Outcome, Turns, Want
+from dtq_child.wire import RawConnection
 
 MAX_LOOKS_IN_VAIN = 10_000
 # Older versions of fakeredis know only the second name.

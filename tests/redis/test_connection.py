@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import signal
 import socket
 import struct
 import threading
@@ -31,6 +32,7 @@ from dtq_child.errors import (
 )
 from dtq_child.settings import defaults
 from dtq_child.turns import Want
+from dtq_child.wire import Direct, Through
 from tests.conftest import ProxyStarter
 from tests.redis.desk import OPERATOR, Desk, call
 from tests.support.ports import free_port
@@ -273,19 +275,85 @@ def test_a_link_closes_by_a_reset_and_drops_what_is_unsent() -> None:
             assert heard < size
 
 
-def test_an_interrupted_call_leaves_no_half_read_reply(redis_server: RedisServer) -> None:
-    link = open_link(redis_server.url)
-    link.call("SET", "k", "old")
-    raw = link._raw
-    assert raw is not None
+BOTH_EXCHANGES = pytest.mark.parametrize(("query", "exchange"), [("", Direct), ("?protocol=3", Through)])
 
-    def interrupted() -> None:
+
+@BOTH_EXCHANGES
+def test_an_interrupted_call_leaves_no_half_read_reply(
+    fresh_redis: RedisServer, query: str, exchange: type
+) -> None:
+    """What the interrupted command was answered is not taken for the answer to the next."""
+    link = open_link(fresh_redis.url + query)
+    link.call("SET", "k", "old")
+    assert type(link._exchange) is exchange
+
+    def interrupt(*_: object) -> None:
         raise TaskCancelled
 
-    raw.read_response = interrupted  # type: ignore[method-assign]
-    with pytest.raises(TaskCancelled):
-        link.call("GET", "k")
+    before = signal.signal(signal.SIGALRM, interrupt)
+    fresh_redis.pause()
+    try:
+        signal.setitimer(signal.ITIMER_REAL, 0.1)
+        with pytest.raises(TaskCancelled):
+            link.call("GET", "k")
+    finally:
+        fresh_redis.resume()
+        signal.signal(signal.SIGALRM, before)
     assert link.call("ECHO", "mine") == b"mine"
+    link.close()
+
+
+@BOTH_EXCHANGES
+def test_commands_and_replies_of_any_size_come_whole(
+    redis_server: RedisServer, query: str, exchange: type
+) -> None:
+    link = open_link(redis_server.url + query)
+    for size in (0, 1, 65535, 65536, 65537, 5_000_000):
+        value = os.urandom(size)
+        assert link.call("ECHO", value) == value
+    assert link.call("EVAL", "return {1, {2, {false, 'x'}}, redis.error_reply('ERR inside')}", 0)[:2] == [
+        1,
+        [2, [None, b"x"]],
+    ]
+    assert type(link._exchange) is exchange
+    link.close()
+
+
+@BOTH_EXCHANGES
+def test_no_answer_is_told_of_as_such(fresh_redis: RedisServer, query: str, exchange: type) -> None:
+    link = open_link(fresh_redis.url + query, 0.2)
+    link.call("PING")
+    assert type(link._exchange) is exchange
+    fresh_redis.pause()
+    began = time.monotonic()
+    with pytest.raises(BrokerUnavailable, match=r"no answer within 0\.2 s|Timeout reading"):
+        link.call("PING")
+    assert 0.15 < time.monotonic() - began < 2.0
+    fresh_redis.resume()
+    assert link.call("PING") in (b"PONG", "PONG", True)
+    link.close()
+
+
+@BOTH_EXCHANGES
+def test_a_connection_that_the_server_closed_is_unavailable_once(
+    redis_server: RedisServer, query: str, exchange: type
+) -> None:
+    link = open_link(redis_server.url + query)
+    name = link.call("CLIENT", "ID")
+    assert type(link._exchange) is exchange
+    redis_server.cli("CLIENT", "KILL", "ID", name)
+    with pytest.raises(BrokerUnavailable):
+        link.call("PING")
+    assert link.call("ECHO", "again") == b"again"
+    link.close()
+
+
+def test_a_short_deadline_at_connecting_does_not_stay(fresh_redis: RedisServer) -> None:
+    link = open_link(fresh_redis.url, 5.0)
+    link.deadline = time.monotonic() + 0.3
+    link.call("PING")
+    link.deadline = time.monotonic() + 5.0
+    assert link.call("BLPOP", "nothing", "0.5") is None
     link.close()
 
 

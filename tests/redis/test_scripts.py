@@ -12,12 +12,13 @@ import pytest
 from redis._parsers import _RESP2Parser  # the parser of those who have no hiredis
 
 from dtq_child.broker import Broker
-from dtq_child.connection import Link, RawConnection, connector
+from dtq_child.connection import Link, connector
 from dtq_child.errors import BadConfiguration
 from dtq_child.keys import Keys, consumer
 from dtq_child.scripts import Constants, Scripts, event_base
 from dtq_child.settings import defaults
 from dtq_child.turns import Turns, Want
+from dtq_child.wire import RawConnection
 from tests.redis.desk import OPERATOR, Desk, buried, call, handed_back, pair, retried, succeeded
 from tests.support.servers import RedisServer
 

@@ -14,7 +14,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 PACKAGES = ("dtq_child", "dtq_supervisor")
-TALKS_TO_REDIS = {"dtq_child.connection", "dtq_child.scripts"}
+TALKS_TO_REDIS = {"dtq_child.connection", "dtq_child.wire", "dtq_child.scripts"}
 FORKS = {"dtq_child.template"}
 SPELLS_KEYS = {"dtq_child.keys"}
 # From low to high: a module imports none of a higher layer.
