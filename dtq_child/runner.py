@@ -12,6 +12,7 @@ import functools
 import logging
 import os
 import random
+import re
 import resource
 import time
 from collections.abc import Awaitable, Callable, Mapping
@@ -37,6 +38,7 @@ from dtq_child.turns import Delivery, Outcome
 
 _usage: Callable[[int], resource.struct_rusage] = resource.getrusage
 _COUNT_MAX = 2**32 - 1
+_NO_ESCAPES = re.compile(r"[A-Za-z0-9_.:-]+")
 _SELF = resource.RUSAGE_SELF
 # The generator that `random` shares with handlers may have been seeded by one of them, alike in every child.
 _dice = random.SystemRandom()
@@ -71,6 +73,7 @@ class Runner:
         self._pid = os.getpid()
         self._seq, self._task_id = 0, ""
         self._declared: dict[str, Limits] = {}
+        self._plain_types: set[str] = set()
         self._unknown: set[str] = set()
         self._result_max_bytes = settings.result_max_bytes
         self._unknown_ttl_ms = round(settings.unknown_task_ttl_s * 1000)
@@ -84,22 +87,22 @@ class Runner:
         handler does short of ending the process, there is an outcome."""
         task = self._app.find(delivery.task_type)
         limits = self._limits(task, delivery)
-        started, before = time.monotonic(), _usage(_SELF)
+        started, cpu_before = time.monotonic(), time.process_time()
         deadline = started + limits.timeout_ms / 1000
         self._begin(delivery, limits, started, deadline, claim_sent)
         if task is None:
             happening: Happening = self._unknown_type(delivery)
         else:
             happening = self._happening(task, delivery, limits, deadline)
-        ended, after = time.monotonic(), _usage(_SELF)
+        ended, cpu_s = time.monotonic(), time.process_time() - cpu_before
         outcome = Outcome(
             token=delivery.token,
             queue=delivery.queue,
             decision=self._decision(happening, delivery, limits),
             result=happening.result if isinstance(happening, Returned) else None,
-            execution=self._execution(ended - started, before, after),
+            execution=self._execution(ended - started, cpu_s),
             max_attempts=limits.max_attempts,
-            task_type=delivery.task_type,
+            task_type=delivery.task_type if delivery.task_type in self._plain_types else "",
             attempt=delivery.attempt,
         )
         self._row.settling(ended)
@@ -111,6 +114,8 @@ class Runner:
         declared = self._declared.get(task.name)
         if declared is None:
             declared = self._declared[task.name] = declared_limits(task.options_declared, self._settings)
+            if _NO_ESCAPES.fullmatch(task.name):
+                self._plain_types.add(task.name)
         return limits_of(delivery, declared)
 
     def _begin(
@@ -270,16 +275,13 @@ class Runner:
         )
         return decide(happening, facts, _dice.random())
 
-    def _execution(
-        self, seconds: float, before: resource.struct_rusage, after: resource.struct_rusage
-    ) -> dict[str, Any]:
-        cpu_seconds = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+    def _execution(self, seconds: float, cpu_s: float) -> dict[str, Any]:
         return {
             "pid": self._pid,
             "duration_ms": int(seconds * 1e6) / 1000,
-            "cpu_ms": int(cpu_seconds * 1e6) / 1000,
+            "cpu_ms": int(cpu_s * 1e6) / 1000,
             # The process's highest so far, not this task's; a forked process starts at its parent's size.
-            "max_rss_bytes": after.ru_maxrss * 1024,
+            "max_rss_bytes": _usage(_SELF).ru_maxrss * 1024,
         }
 
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from typing import Any
 
 import orjson
@@ -56,7 +57,8 @@ class Delivery:
 class Outcome:
     """The end of a delivery, all of it bytes in hand. `execution`: facts of the process, JSON-able.
 
-    `task_type`, `attempt`: as the delivery had them; a success that names them settles cheaper."""
+    `task_type`, `attempt`: as the delivery had them; a success that names them settles cheaper. A type whose
+    name JSON would have to escape is left empty."""
 
     token: Token
     queue: str
@@ -106,12 +108,20 @@ class Reply:
     counts: dict[str, int] = field(default_factory=dict)
 
 
-def bulk(value: bytes) -> bytes:
-    return b"$%d\r\n%b\r\n" % (len(value), value)
+# Within a command each word stands behind its length, and the last one before an end of line.
+_HEADS = tuple(b"\r\n$%d\r\n" % length for length in range(1024))
+_END = b"\r\n"
 
 
-def bulks(values: Iterable[bytes]) -> bytes:
-    return b"".join([b"$%d\r\n%b\r\n" % (len(value), value) for value in values])
+def bulks(words: Iterable[bytes]) -> bytes:
+    """Words of a command in wire form, to be preceded by their number and followed by _END."""
+    heads = _HEADS
+    return b"".join(
+        [
+            heads[len(word)] + word if len(word) < 1024 else b"\r\n$%d\r\n%b" % (len(word), word)
+            for word in words
+        ]
+    )
 
 
 def _numbers(flat: Sequence[Any]) -> dict[str, int]:
@@ -127,20 +137,19 @@ def _int(raw: bytes | None) -> int | None:
         return None
 
 
-def outcome_words(kind: bytes, outcome: Outcome) -> list[bytes]:
-    """The arguments of a settle, in the order of settle_and_claim.lua."""
+def _packed_ending(kind: bytes, outcome: Outcome) -> tuple[bytes, int]:
+    """The arguments of a settle as settle_and_claim.lua wants them, packed, and how many they are."""
     token, decision, result = outcome.token, outcome.decision, outcome.result
-    kept = result is not None and result.unavailable is None
-    if result is None:
-        data, size, flag = b"", b"", b""
-    elif result.unavailable is not None:
-        data, size, flag = b"", b"", result.unavailable.encode()
-    else:
-        data, size, flag = result.data, b"%d" % result.size, b"truncated" if result.truncated else b""
     facts = outcome.execution
     if decision.error_class:
         facts = {**facts, "error": decision.error_class, "cause": decision.cause}
-    words = [
+    data = size = flag = kept = b""
+    if result is not None and result.unavailable is None:
+        data, size, kept = result.data, b"%d" % result.size, b"1"
+        flag = b"truncated" if result.truncated else b""
+    elif result is not None and result.unavailable is not None:
+        flag = result.unavailable.encode()
+    words = (
         kind,
         token.task_id.encode(),
         token.stream.encode(),
@@ -150,15 +159,14 @@ def outcome_words(kind: bytes, outcome: Outcome) -> list[bytes]:
         data,
         size,
         flag,
-        b"1" if kept else b"",
+        kept,
         outcome.queue.encode(),
-        outcome.task_type.encode("utf-8", "backslashreplace"),
+        outcome.task_type.encode(),
         b"%d" % outcome.attempt,
-    ]
+    )
     if kind == b"ok":
-        return words
-    return [
-        *words,
+        return bulks(words), len(words)
+    why = (
         b"%d" % decision.delay_ms,
         b"1" if decision.spend_attempt else b"0",
         decision.error_class.encode("utf-8", "backslashreplace"),
@@ -168,8 +176,13 @@ def outcome_words(kind: bytes, outcome: Outcome) -> list[bytes]:
         b"%d" % outcome.max_attempts,
         b"1" if decision.kind == "retry" and decision.reason == UNKNOWN_REASON else b"",
         decision.reason.encode(),
-    ]
+    )
+    return bulks(words + why), len(words) + len(why)
 
+
+_NO_ENDING = bulks((b"-",))
+# The usual turn, a success and a plain claim, is answered in so many parts, every other one in more.
+_USUAL = 3
 
 # What Decision.kind is called on the wire; `cancelled` has nothing to settle.
 _KINDS = {"succeed": b"ok", "retry": b"retry", "dead": b"dead", "release": b"release", "park": b"release"}
@@ -203,43 +216,62 @@ class Turns:
             known += [self.keys.stream(queue, band) for band in range(9, -1, -1) for queue in self.queues]
         same = [self.consumer, self.worker_id, self._park, str(round(settings.visibility_timeout_s * 1000))]
         same += [str(settings.prefetch), str(len(self.queues)), *self.queues]
-        sha = self.scripts.sha("settle_and_claim").encode()
-        head = bulk(b"EVALSHA") + bulk(sha)
+        script = (b"EVALSHA", self.scripts.sha("settle_and_claim").encode())
         packed = bulks(key.encode() for key in known)
-        self._claim_head = head + bulk(b"%d" % len(known)) + packed
-        self._settle_head = head + bulk(b"%d" % (len(known) + 2)) + packed
+        self._claim_head = bulks((*script, b"%d" % len(known))) + packed
+        self._settle_head = bulks((*script, b"%d" % (len(known) + 2))) + packed
         self._same = bulks(word.encode() for word in same)
-        # EVALSHA, sha, numkeys, keys, event base, constant arguments, kind, flags, rotation, number of held
-        self._words = 3 + len(known) + 1 + len(same) + 4
+        # EVALSHA, sha, numkeys, keys, event base, minute, constant arguments; flags, rotation, number of held
+        self._words = 3 + len(known) + 2 + len(same) + 3
         self._record_key, self._result_key = self.keys.task("").encode(), self.keys.result("").encode()
+        self._names = {
+            name.encode(): name
+            for queue in self.queues
+            for name in (queue, self._park, *(self.keys.stream(queue, band) for band in range(10)))
+        }
+        self._know_minute(0)
+
+    def _know_minute(self, minute: int) -> None:
+        """`minute` of Redis' clock since 1970: the date of an event is not worked out at every turn."""
+        self._minute = minute
+        begun = datetime.fromtimestamp(minute * 60, UTC).strftime("%Y-%m-%dT%H:%M:")
+        self._minute_and_same = bulks((b"%d %b" % (minute, begun.encode()),)) + self._same
 
     def turn(self, outcome: Outcome | None, want: Want, held: Sequence[Pair] = ()) -> Reply:
         """Settles `outcome`, then claims. Not to be repeated after an error as it is: settle first, then ask
         for our own (R10)."""
         kind = _KINDS.get(outcome.decision.kind) if outcome is not None else None
-        self._rotation += 1
+        self._rotation = (self._rotation + 1) % len(self.queues)
         tail = [want.as_flags(), b"%d" % self._rotation, b"%d" % len(held)]
         for stream, entry in held:
-            tail += [stream.encode(), entry.encode()]
+            tail += (stream.encode(), entry.encode())
         if outcome is None or kind is None:
-            words, head, keys = [b"-"], self._claim_head, b""
+            head, keys, ending, endings = self._claim_head, b"", _NO_ENDING, 1
         else:
-            words, head = outcome_words(kind, outcome), self._settle_head
+            head, (ending, endings) = self._settle_head, _packed_ending(kind, outcome)
             task_id = outcome.token.task_id.encode()
-            keys = bulk(self._record_key + task_id) + bulk(self._result_key + task_id)
-        number = self._words + len(words) - 1 + (2 if keys else 0) + 2 * len(held)
-        packed = b"".join(
-            (b"*%d\r\n" % number, head, keys, bulk(self._event_base()), self._same, bulks(words), bulks(tail))
+            keys = bulks((self._record_key + task_id, self._result_key + task_id))
+            endings += 2
+        parts = (
+            b"*%d" % (self._words + endings + 2 * len(held)),
+            head,
+            keys,
+            self._event_base(),
+            self._minute_and_same,
+            ending,
+            bulks(tail),
+            _END,
         )
-        return self._read(self._send(packed))
+        return self._read(self._send(b"".join(parts)))
 
     def settle(self, outcome: Outcome) -> str:
         """Settles only; may be repeated: an outcome that counted answers `already`."""
         return self.turn(outcome, Want(claim=False)).settled
 
     def _event_base(self) -> bytes:
+        """24 characters."""
         self._event_count = (self._event_count + 1) & 0xFFFFFFFF
-        return b"%b%08x" % (self._event_random, self._event_count)
+        return b"\r\n$24\r\n%b%08x" % (self._event_random, self._event_count)
 
     def _send(self, packed: bytes) -> Any:
         try:
@@ -249,6 +281,11 @@ class Turns:
             return self.link.call_packed(packed)
 
     def _read(self, reply: list[Any]) -> Reply:
+        if len(reply) == _USUAL:
+            settled, begun, minute = reply
+            if minute != self._minute:
+                self._know_minute(minute)
+            return Reply(settled.decode(), self._delivery(begun))
         settled, begun, held, paused, flags, problems, counts = reply
         return Reply(
             settled=settled.decode(),
@@ -263,24 +300,27 @@ class Turns:
 
     def _delivery(self, begun: list[Any]) -> Delivery:
         stream, entry_id, task_id, queue, delivery, band, waited, unknown, v = begun
+        names = self._names
         return Delivery(
-            token=Token(text(task_id), stream.decode(), entry_id.decode(), delivery, self.consumer),
-            queue=queue.decode(),
+            token=Token(
+                text(task_id), names.get(stream) or text(stream), entry_id.decode(), delivery, self.consumer
+            ),
+            queue=names.get(queue) or text(queue),
             priority=band,
             task_type=text(v[18]),
             payload=v[17],
             attempt=_int(v[4]) or 1,
-            max_attempts=_int(v[5]),
-            crashes=_int(v[6]) or 0,
-            max_crashes=_int(v[7]),
-            timeout_ms=_int(v[8]),
-            soft_timeout_ms=_int(v[9]),
+            max_attempts=_int(v[5]) if v[5] else None,
+            crashes=_int(v[6]) or 0 if v[6] else 0,
+            max_crashes=_int(v[7]) if v[7] else None,
+            timeout_ms=_int(v[8]) if v[8] else None,
+            soft_timeout_ms=_int(v[9]) if v[9] else None,
             retry=v[10] or b"",
             metadata=v[11] or b"",
-            trace=text(v[12] or b""),
+            trace=text(v[12]) if v[12] else "",
             first_unknown_ms=unknown,
             redelivered=delivery > 1,
-            idempotency_key=text(v[13] or b""),
+            idempotency_key=text(v[13]) if v[13] else "",
             store_result=v[16] != b"0",
             waited_ms=waited,
         )

@@ -19,22 +19,22 @@ end
 -- answer: of a settle that is done already, or nil. flags_at: where the flags stand. first: {stream, queue, band, entry_id, flat} of an entry that
 -- was just handed to us, or nil.
 local function whole_turn(answer, flags_at, first)
-  local consumer, worker, park = ARGV[2], ARGV[3], ARGV[4]
-  local total = tonumber(ARGV[7])
+  local consumer, worker, park = ARGV[3], ARGV[4], ARGV[5]
+  local total = tonumber(ARGV[8])
   if not answer then
-    answer = ARGV[8 + total] == '-' and 'none' or settle_as_asked(8 + total, consumer, worker, park)
+    answer = ARGV[9 + total] == '-' and 'none' or settle_as_asked(9 + total, consumer, worker, park)
   end
   local flags = ARGV[flags_at]
   if flags == '' then return { answer, false, {}, {}, '', {}, counted() } end
   unrefusable()
   local queues, waiting, skip = {}, {}, {}
-  for i = 1, total do queues[i] = ARGV[7 + i] end
+  for i = 1, total do queues[i] = ARGV[8 + i] end
   for k = 1, 2 * tonumber(ARGV[flags_at + 2]), 2 do
     local stream, entry = ARGV[flags_at + 2 + k], ARGV[flags_at + 3 + k]
     waiting[k], waiting[k + 1] = stream, entry
     skip[stream .. ' ' .. entry] = true
   end
-  local c = { consumer = consumer, worker = worker, park = park, lease = ARGV[5], prefetch = ARGV[6], queues = queues,
+  local c = { consumer = consumer, worker = worker, park = park, lease = ARGV[6], prefetch = ARGV[7], queues = queues,
     rotation = tonumber(ARGV[flags_at + 1]), waiting = waiting, skip = skip, first_pause = 3 + total, held = {}, problems = {}, paused = {},
     paused_names = {}, tries = 0, own = string.find(flags, 'o', 1, true), parked = string.find(flags, 'p', 1, true),
     woken = string.find(flags, 'w', 1, true), everywhere = string.find(flags, 'e', 1, true) }
