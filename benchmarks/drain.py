@@ -47,9 +47,14 @@ def main() -> None:
     parser.add_argument(
         "--reference", action="store_true", help="interleave benchmarks.reference, and give the ratio"
     )
+    parser.add_argument(
+        "--config", action="append", default=[], metavar="NAME=VALUE", help="a setting of the Redis server"
+    )
     args = parser.parse_args()
     print(machine())
     with stage(args.procs, "--prefetch", str(args.prefetch)) as on:
+        for setting in args.config:
+            on.redis.call("CONFIG", "SET", *setting.split("=", 1))
         print(f"Redis {on.info('server')['redis_version']}, {args.procs} children, prefetch {args.prefetch}")
         runs, bare = [], []
         for _ in range(args.runs):

@@ -143,6 +143,10 @@ def _start_once(program: str, deadline: float) -> tuple[EmbeddedRedis | None, st
     return server, ""
 
 
+# docs/design.md, "What a Redis for dtq is told". The first name is the one that 6.2 knows, too.
+TUNING = {"hash-max-ziplist-value": "1024", "stream-node-max-entries": "16"}
+
+
 def _new_folder() -> Path:
     try:
         return Path(tempfile.mkdtemp(prefix="dtq-redis-"))
@@ -160,6 +164,7 @@ def _spawn(program: str, port: int, folder: Path) -> subprocess.Popen[bytes]:
         "daemonize": "no",
         "logfile": "",
         "loglevel": "warning",
+        **TUNING,
     }
     command = [sys.executable, "-I", "-S", LEASH, str(os.getpid()), program]
     command += [word for name, value in directives.items() for word in (f"--{name}", value)]
