@@ -38,6 +38,7 @@ from dtq_child.turns import Delivery, Outcome
 
 _usage: Callable[[int], resource.struct_rusage] = resource.getrusage
 _COUNT_MAX = 2**32 - 1
+_KILL_PATIENCE_S = 10.0
 _NO_ESCAPES = re.compile(r"[A-Za-z0-9_.:-]+")
 _SELF = resource.RUSAGE_SELF
 # The generator that `random` shares with handlers may have been seeded by one of them, alike in every child.
@@ -105,8 +106,18 @@ class Runner:
             task_type=delivery.task_type if delivery.task_type in self._plain_types else "",
             attempt=delivery.attempt,
         )
+        if self._row.condemned == self._seq:
+            self._await_the_kill()
         self._row.settling(ended)
         return outcome
+
+    def _await_the_kill(self) -> None:
+        """The handler was at its deadline when its stacks were asked for, which ends many a wait in C code
+        that nothing else would have ended. The supervisor kills what it still finds executing. If it is
+        stopped or dead itself, the outcome stands against the record like any late one."""
+        give_up = time.monotonic() + _KILL_PATIENCE_S
+        while time.monotonic() < give_up:
+            time.sleep(0.05)
 
     def _limits(self, task: Task[..., Any] | None, delivery: Delivery) -> Limits:
         if task is None:

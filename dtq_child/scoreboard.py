@@ -24,6 +24,7 @@ from dataclasses import dataclass
 from dtq_child import row as layout
 from dtq_child.row import (
     CHILD_HALF,
+    CONDEMNED,
     COUNTERS,
     EXECUTION,
     EXECUTION_AT,
@@ -204,6 +205,11 @@ class Scoreboard:
     def clear_order(self, index: int) -> None:
         self._words[self._word(index) + ORDER] = layout.pack_order(Order.NONE, 0)
 
+    def condemn(self, index: int, seq: int) -> None:
+        """The deadline of execution `seq` has passed in its handler: whatever comes of that now doesn't
+        count."""
+        self._words[self._word(index) + CONDEMNED] = seq
+
     def stop_row(self, index: int) -> None:
         """The child ends at its next task boundary."""
         self._words[self._word(index) + STOP] = 1
@@ -253,6 +259,11 @@ class ChildRow:
     @property
     def may_claim(self) -> bool:
         return self._words[self._word + MAY_CLAIM] != 0
+
+    @property
+    def condemned(self) -> int:
+        """The number of the execution that the process is about to be killed for, 0 if of none."""
+        return self._words[self._word + CONDEMNED]
 
     def order(self) -> tuple[int, int]:
         """(kind of Order, number of the execution that it is meant for)."""

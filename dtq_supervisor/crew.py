@@ -146,6 +146,9 @@ class Crew:
             return
         member.seq, member.shown = seq or member.seq, shown or member.shown
         member.dumping = True
+        if seq:
+            # First: the signal ends many a wait in C code, and the handler would go on and have an outcome.
+            self._board.condemn(member.row, seq)
         self.dumps.ask(member.row, slot, life)
 
     @property

@@ -114,6 +114,21 @@ def test_no_way_of_not_listening_outlives_the_timeout(
     assert [e.facts["error"] for e in ledger.notes(ids["swallow"], "swallowed")] == ["SoftTimeout"]
 
 
+@pytest.mark.parametrize("again", [False, True])
+def test_a_wait_in_c_code_that_the_stack_dump_ends_is_no_success(
+    pool: SupervisorProcess, producer: Producer, ledger: Ledger, again: bool
+) -> None:
+    """The handler goes on because its stacks were asked for, and may even return."""
+    task_id = producer.send(
+        "light_sleep_in_c", {"seconds": HOUR_S, "again": again}, timeout=1.0, max_attempts=1
+    )
+    (start,) = [started(ledger, task_id)]
+    (late,) = lateness([start])
+    assert 0.0 <= late <= LATE_S
+    check_timed_out(producer.wait(task_id, Status.DEAD_LETTERED, timeout=PATIENCE_S), "light_sleep_in_c")
+    refilled(pool, {start.pid}, timeout=2.0)
+
+
 def test_a_timeout_spends_an_attempt_and_the_task_is_tried_again(
     pool: SupervisorProcess, producer: Producer, ledger: Ledger
 ) -> None:

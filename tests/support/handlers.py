@@ -244,6 +244,18 @@ def sleep_in_c(seconds: float) -> None:
     libc.pthread_mutex_timedlock(mutex, until)
 
 
+@app.task(name="light_sleep_in_c")
+@noted
+def light_sleep_in_c(seconds: float, again: bool = False) -> str:
+    """A C call that holds the GIL, and that any signal ends, as most waits in C code are ended."""
+    libc = ctypes.PyDLL(None)
+    libc.sleep(int(seconds))
+    note("woken")
+    while again:
+        libc.sleep(int(seconds))
+    return "slept"
+
+
 @app.task(name="ignore_term")
 @noted
 def ignore_term(seconds: float) -> None:

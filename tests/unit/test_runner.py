@@ -14,11 +14,13 @@ from typing import Any
 
 import pytest
 
+from dtq_child import runner
 from dtq_child.context import current_task
 from dtq_child.errors import RejectTask, RetryTask, ShutdownRequested, SoftTimeout, TaskCancelled
 from dtq_child.retry import Backoff, RetryPolicy
 from dtq_child.scoreboard import Execution, Order, Phase
 from dtq_child.signals import SOFT_SIGNAL
+from tests.support.waiting import until
 from tests.unit.runner_bench import DELIVERY, STREAM, Bench, runner_bench, value_of
 
 
@@ -703,3 +705,30 @@ def test_a_plain_handler_may_run_a_loop_of_its_own(bench: Bench) -> None:
         await asyncio.sleep(10)
 
     assert bench.run(lambda: asyncio.run(inner())).decision.error_class == "SoftTimeout"
+
+
+def test_what_comes_of_a_handler_at_its_deadline_does_not_count(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The stack dump ends waits in C code. Whoever has the mark stays `executing`, to be killed."""
+    monkeypatch.setattr(runner, "_KILL_PATIENCE_S", 0.3)
+    phases: list[Phase] = []
+
+    def watch() -> None:
+        until(lambda: phases.append(bench.row().phase) or len(phases) > 5, 5)
+
+    def handler() -> str:
+        bench.board.condemn(0, bench.row().seq)
+        watching.start()
+        return "value"
+
+    watching = threading.Thread(target=watch)
+    began = time.monotonic()
+    bench.run(handler)
+    assert time.monotonic() - began >= 0.3
+    watching.join()
+    assert set(phases) == {Phase.EXECUTING}
+    assert bench.row().phase is Phase.SETTLING
+    began = time.monotonic()
+    assert value_of(bench.run(lambda: "next")) == "next"
+    assert time.monotonic() - began < 0.2
