@@ -21,6 +21,8 @@ end
 local key = r.idempotency_key ~= '' and key_idempotency(r.queue, r.idempotency_key) or nil
 local holder = key and idempotency_holder(key)
 if holder and holder.task_id ~= id and not idempotency_free(holder) then return { 'conflict', holder.task_id, r.queue, r.idempotency_key } end
+-- It is no longer what discard.lua said of it last.
+r.metadata = string.gsub(string.gsub(r.metadata, ',"discarded":true}$', '}'), '^{"discarded":true}$', '{}')
 local stream = key_stream(r.queue, r.priority)
 local entry = add_entry(call, stream, id, r, '1')
 call('HSET', KEYS[2], 'task_id', id, 'queue', r.queue, 'task_type', r.task_type, 'payload', r.payload, 'priority', r.priority,

@@ -384,6 +384,14 @@ def test_a_discarded_letter_is_gone_and_its_record_says_so(
     assert desk.broker.requeue("t1", OPERATOR) == ("requeued", ""), "nothing is silently destroyed"
 
 
+@pytest.mark.parametrize("before", ["", "{}", '{"a":{"discarded":true}}', '{"a":"x,\\"discarded\\":true}"}'])
+def test_a_requeued_task_is_discarded_no_more(desk: Desk, before: str) -> None:
+    desk.dead("t1", metadata=before)
+    assert desk.broker.discard("t1", OPERATOR) == ("discarded", "")
+    assert desk.broker.requeue("t1", OPERATOR)[0] == "requeued"
+    assert desk.record("t1")["metadata"] == (before or "{}")
+
+
 def test_letters_without_a_record_are_discarded_by_their_id(desk: Desk) -> None:
     desk.dead("t1")
     desk.add_entry({"nonsense": "1"})
