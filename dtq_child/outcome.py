@@ -169,7 +169,7 @@ def _raised(raised: Raised, facts: Facts, random01: float) -> Decision:
     if not facts.attempts_left:
         return _dead("attempts_exhausted", raised.error, spend_attempt=True)
     reason = "retry_asked" if raised.wants_retry else "soft_timeout" if raised.soft else "raised"
-    delay = _asked_delay_ms(raised.retry_delay_s) if raised.wants_retry else None
+    delay = asked_delay_ms(raised.retry_delay_s) if raised.wants_retry else None
     if delay is None:
         delay = delay_ms(facts.policy, facts.attempt, random01)
     return _retry(reason, delay, raised.error, spend_attempt=True)
@@ -224,7 +224,7 @@ def _unknown(unknown: UnknownType, facts: Facts, random01: float) -> Decision:
     return _retry("unknown_task_type", min(left, unknown_delay_ms(seen, random01)), error)
 
 
-def _asked_delay_ms(asked: object) -> int | None:
+def asked_delay_ms(asked: object) -> int | None:
     """RetryTask's delay; None, the policy's then, if what the handler gave is not a time to wait."""
     if isinstance(asked, timedelta):
         asked = asked.total_seconds()

@@ -97,6 +97,23 @@ class Odd(Exception):
         raise SystemExit(3)
 
 
+class Opaque(Exception):
+    """Raises wherever Python asks the object, and not its type."""
+
+    def __getattribute__(self, name: str) -> Any:
+        raise SystemExit(name)
+
+
+class Masked(Exception):
+    @property  # type: ignore[misc]
+    def __class__(self) -> type:
+        raise KeyboardInterrupt
+
+
+class Posing(Exception):
+    __class__ = TaskCancelled  # type: ignore[assignment]
+
+
 @pytest.mark.parametrize(
     ("error", "name"),
     [
@@ -107,6 +124,9 @@ class Odd(Exception):
         (asyncio.CancelledError(), "asyncio.exceptions.CancelledError"),
         (BaseException("bare"), "BaseException"),
         (Odd(1), f"{__name__}.Odd"),
+        pytest.param(Opaque(), f"{__name__}.Opaque", id="Opaque"),
+        pytest.param(Masked(), f"{__name__}.Masked", id="Masked"),
+        pytest.param(Posing(), f"{__name__}.Posing", id="Posing"),
         (SoftTimeout("made up"), "SoftTimeout"),
         (TaskCancelled("made up"), "TaskCancelled"),
         (ShutdownRequested("made up"), "ShutdownRequested"),
@@ -164,6 +184,35 @@ def test_a_retry_task_with_its_own_init_is_tried_again_by_the_policy(bench: Benc
 
     bench.handle(handler, retry=Backoff(base=5, factor=1, jitter=0))
     assert bench.run().decision.delay_ms == 5000
+
+
+class RetryOfItsOwn(RetryTask):
+    @property
+    def delay(self) -> float:  # type: ignore[override]
+        raise SystemExit("not now")
+
+    @delay.setter
+    def delay(self, _: float) -> None: ...
+
+
+@pytest.mark.parametrize(
+    ("error", "told"),
+    [
+        (RetryTask(delay="x"), "RetryTask(delay='x') is no time to wait"),  # type: ignore[arg-type]
+        (RetryTask(delay=float("nan")), "RetryTask(delay=nan) is no time to wait"),
+        (RetryOfItsOwn(delay=3), "cannot be read: SystemExit"),
+    ],
+)
+def test_a_delay_that_is_no_time_to_wait_is_told_and_left_to_the_policy(
+    bench: Bench, caplog: pytest.LogCaptureFixture, error: RetryTask, told: str
+) -> None:
+    def handler() -> None:
+        raise error
+
+    bench.handle(handler, retry=Backoff(base=5, factor=1, jitter=0))
+    decision = bench.run().decision
+    assert (decision.kind, decision.delay_ms, decision.reason) == ("retry", 5000, "retry_asked")
+    assert [record.getMessage() for record in caplog.records if told in record.getMessage()]
 
 
 def test_the_last_attempt_is_dead_lettered(bench: Bench) -> None:
