@@ -39,6 +39,10 @@ _context_of = BaseException.__dict__["__context__"].__get__
 _suppressed_of = BaseException.__dict__["__suppress_context__"].__get__
 _traceback_of = BaseException.__dict__["__traceback__"].__get__
 _members_of = BaseExceptionGroup.__dict__["exceptions"].__get__
+_syntax = {
+    name: SyntaxError.__dict__[name].__get__
+    for name in ("filename", "lineno", "offset", "end_offset", "end_lineno", "text")
+}
 
 # Named as the documentation names them, and like the verdicts that exist only as text (PoisonTask …).
 _BARE_MODULES = ("builtins", "dtq_child.errors")
@@ -138,6 +142,8 @@ class _Rendering:
                 continue
             self.left -= 1
             yield from _frames(_traceback_of(link))
+            if issubclass(type(link), SyntaxError):
+                yield from _where_syntax(link)
             yield from _headline(link)
             if issubclass(type(link), BaseExceptionGroup):
                 yield from self._members(link, depth)
@@ -182,6 +188,32 @@ def _links(exc: BaseException) -> Iterator[tuple[BaseException, str]]:
             return
         exc = following
         seen.add(id(exc))
+
+
+def _where_syntax(exc: BaseException) -> Iterator[str]:
+    """The place that a SyntaxError names, which no frame shows: the file was not executed."""
+    told = {name: read(exc) for name, read in _syntax.items()}
+    file, number, text = told["filename"], told["lineno"], told["text"]
+    if type(file) is not str and type(number) is not int:
+        return
+    yield clip(f'  File "{file if type(file) is str else "<string>"}", line {_number(number)}', _LINE_BYTES)
+    if type(text) is not str:
+        return
+    text = text[:_LINE_BYTES].rstrip()
+    source = text.lstrip(" \n\f")
+    yield clip(f"    {source}", _LINE_BYTES)
+    # Counted from 1, in the line as it stands in the file.
+    first = _number(told["offset"]) - 1 - (len(text) - len(source))
+    if not 0 <= first <= len(source):
+        return
+    same_line = told["end_lineno"] == number if type(told["end_lineno"]) is int else False
+    last = first + _number(told["end_offset"]) - _number(told["offset"]) if same_line else first + 1
+    under = "".join(sign if sign.isspace() else " " for sign in source[:first])
+    yield clip(f"    {under}{'^' * max(1, min(last, len(source)) - first)}", _LINE_BYTES)
+
+
+def _number(value: object) -> int:
+    return value if type(value) is int else 0
 
 
 def _headline(exc: BaseException) -> Iterator[str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import sys
 import time
+import traceback
 from collections.abc import Callable
 
 import orjson
@@ -174,6 +175,43 @@ def test_notes_are_shown() -> None:
     noted = ValueError("x")
     noted.add_note("while resizing a.jpg")
     assert told(noted).traceback == "ValueError: x\nwhile resizing a.jpg"
+
+
+def test_a_syntax_error_shows_the_file_and_the_line_that_cannot_be_read() -> None:
+    for code, shown in (
+        ("ok = 1\n    def x(:\n", None),
+        ("def x(:\n", "    def x(:\n          ^"),
+        ("if 1:\n\tx = = 2\n", None),
+        ("x = 'é' 5five\n", None),
+        ("f(a b)\n", "    f(a b)\n      ^^^"),
+        ("(\n", "    (\n    ^"),
+    ):
+        error = caught(lambda code=code: compile(code, "/srv/shop/tasks.py", "exec"))  # type: ignore[misc]
+        lines = told(error).traceback
+        assert f'  File "/srv/shop/tasks.py", line {error.lineno}\n' in lines  # type: ignore[attr-defined]
+        assert lines.splitlines()[-1].startswith(("SyntaxError: ", "IndentationError: "))
+        python = "".join(traceback.format_exception_only(error)).splitlines()
+        assert lines.splitlines()[-len(python) : -1] == python[:-1]
+        assert shown is None or shown in lines
+
+
+@pytest.mark.parametrize(
+    "details",
+    [
+        (None, None, None, None),
+        ("file.py", None, None, None),
+        (object(), "one", [], b"text"),
+        ("f" * 10**6, 10**300, 7, "x" * 10**7),
+        ("file.py", 1, -(10**300), "x"),
+        ("file.py", 1, 3, "x = (", 1, 10**300),
+        ("file.py", 1, 3, "\ud800" * 5, -1, -1),
+    ],
+    ids=range(7),
+)
+def test_a_syntax_error_may_name_any_place(details: tuple[object, ...]) -> None:
+    text = told(SyntaxError("odd", details))
+    assert text.traceback.splitlines()[-1].startswith("SyntaxError: odd")
+    assert len(text.traceback.encode()) < 4000
 
 
 # Odd ones -----------------------------------------------------------------------------------------
