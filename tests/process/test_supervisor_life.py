@@ -1,10 +1,10 @@
-"""The life of a whole supervisor: it comes up, kills what hangs, replaces what dies, and stops."""
+"""The life of a whole supervisor: what it replaces, what ends it and how it says so. Timeouts, cancels and
+stops have files of their own."""
 
 from __future__ import annotations
 
 import fcntl
 import os
-import re
 import select
 import signal
 import subprocess
@@ -20,13 +20,12 @@ from dtq_child.task import Status
 from tests.conftest import ProxyStarter, ServerStarter, SupervisorStarter
 from tests.process.producer import Producer
 from tests.support.ledger import Ledger
-from tests.support.processes import alive, look
+from tests.support.processes import alive
 from tests.support.servers import RedisServer
-from tests.support.supervisor import ROOT, SupervisorProcess, slot_of
+from tests.support.supervisor import ROOT, SupervisorProcess
 from tests.support.waiting import until
 
 F_SETPIPE_SZ = 1031
-TITLE = re.compile(r"dtq-child\[(\d)\] g(\d): (idle|starting|.+ [0-9a-f]{8})")
 
 
 @pytest.fixture
@@ -58,61 +57,7 @@ def stands_again(pool: SupervisorProcess, without: set[int], timeout: float = 2.
     until(full, timeout, pool.describe)
 
 
-# --- coming up
-
-
-def test_one_template_and_every_child_a_leader_below_the_supervisor(pool: SupervisorProcess) -> None:
-    master = look(pool.pid)
-    assert master is not None
-    assert master.title == "dtq-supervisor: master"
-    template = look(pool.template().pid)
-    assert template is not None
-    assert template.title == "dtq-supervisor: template g1"
-    children = [look(pid) for pid in pool.child_pids()]
-    assert len(children) == 2
-    for slot, child in enumerate(children):
-        assert child is not None
-        assert (child.ppid, child.pgid) == (pool.pid, child.pid)
-        assert TITLE.fullmatch(child.title), child.title
-        assert slot_of(child.title) == slot
-    assert {p.pid for p in pool.tree()} == {pool.pid, template.pid, *pool.child_pids()}
-
-
-def test_after_a_stop_nothing_is_left(pool: SupervisorProcess, redis_server: RedisServer) -> None:
-    pids = [process.pid for process in pool.tree()]
-    assert pool.stop(timeout=5) == 0
-    assert not any(alive(pid) for pid in pids)
-    left = set(redis_server.client(decode_responses=True).scan_iter("dtq:*"))
-    assert not {key for key in left if key.startswith(("dtq:worker:", "dtq:lock:", "dtq:bell:w:"))}
-
-
-def test_tasks_are_executed(pool: SupervisorProcess, producer: Producer, ledger: Ledger) -> None:
-    ids = [producer.send("note", {"value": n}) for n in range(20)]
-    for task_id in ids:
-        producer.wait(task_id, Status.SUCCEEDED)
-    assert {entry.pid for entry in ledger.entries()} <= set(pool.child_pids())
-
-
 # --- deaths
-
-
-def test_a_busy_child_killed_from_outside_is_replaced_and_its_task_runs_again_within_a_second(
-    pool: SupervisorProcess, producer: Producer, ledger: Ledger, tmp_path: Path
-) -> None:
-    gate = tmp_path / "gate"
-    task_id = producer.send("wait_for_file", {"path": str(gate)})
-    pid = started(ledger, task_id)
-    killed = time.monotonic()
-    os.kill(pid, signal.SIGKILL)
-    started(ledger, task_id, times=2)
-    assert ledger.starts(task_id)[1].monotonic_ns / 1e9 - killed < 1.0
-    stands_again(pool, without={pid})
-    gate.touch()
-    record = producer.wait(task_id, Status.SUCCEEDED)
-    assert (record.number("attempt"), record.number("crashes")) == (1, 1)
-    told = [line for line in pool.log().splitlines() if f"(pid {pid}) died" in line]
-    assert len(told) == 1, told
-    assert task_id in told[0]
 
 
 def test_all_children_killed_at_the_same_instant_are_all_replaced(pool: SupervisorProcess) -> None:
@@ -181,22 +126,6 @@ def test_a_child_that_hangs_while_it_boots_is_killed_and_the_next_one_tried(
     stands_again(moody, without={victim}, timeout=5)
 
 
-def test_children_that_die_while_they_boot_are_forked_less_and_less_and_the_pool_lives(
-    moody: SupervisorProcess,
-) -> None:
-    fail = moody.folder / "fail"
-    fail.touch()
-    dead = set(moody.child_pids())
-    begun = time.monotonic()
-    for pid in dead:
-        os.kill(pid, signal.SIGKILL)
-    until(lambda: time.monotonic() - begun > 4.0, 5)
-    tries = moody.log().count("did not start")
-    assert 2 * 2 <= tries <= 2 * 4  # after 0, 0.5, 1.5 and 3.5 s, in both slots
-    fail.unlink()
-    stands_again(moody, without=dead, timeout=8)
-
-
 def test_a_template_that_does_not_answer_is_replaced(moody: SupervisorProcess) -> None:
     hung, victim = moody.template(), moody.child_pids()[0]
     hung.suspend()
@@ -210,22 +139,6 @@ def test_a_template_that_does_not_answer_is_replaced(moody: SupervisorProcess) -
 # --- timeouts and cancel
 
 
-def test_a_handler_stuck_in_c_code_is_killed_in_time_and_its_stack_is_in_the_record(
-    pool: SupervisorProcess, producer: Producer, ledger: Ledger
-) -> None:
-    task_id = producer.send("gil_sleep", {"seconds": 60}, timeout=0.8, max_attempts=1)
-    pid = started(ledger, task_id)
-    begun = ledger.starts(task_id)[0].monotonic_ns / 1e9
-    until(lambda: not alive(pid), 5, "never killed", interval=0.002)
-    late = time.monotonic() - begun - 0.8
-    assert -0.1 < late < 0.5, f"killed {late:.3f} s after the deadline"
-    record = producer.wait(task_id, Status.DEAD_LETTERED)
-    assert record.get("last_error_class") == "TaskTimeout"
-    assert "sleep_in_c" in record.get("traceback"), record.as_dict()
-    assert record.number("crashes") == 0
-    stands_again(pool, without={pid})
-
-
 def test_a_short_timeout_is_seen_in_time_too(
     pool: SupervisorProcess, producer: Producer, ledger: Ledger
 ) -> None:
@@ -237,49 +150,6 @@ def test_a_short_timeout_is_seen_in_time_too(
         until(lambda pid=pid: not alive(pid), 5, "never killed", interval=0.002)  # type: ignore[misc]
         lates.append(time.monotonic() - begun - 0.1)
     assert max(lates) < 0.5, lates
-
-
-def test_timeouts_are_enforced_with_redis_away(
-    start_supervisor: SupervisorStarter, fresh_redis: RedisServer, ledger: Ledger
-) -> None:
-    pool = start_supervisor(server=fresh_redis).wait_ready()
-    with Producer(fresh_redis) as producer:
-        task_id = producer.send("gil_sleep", {"seconds": 60}, timeout=1.5, max_attempts=1)
-        pid = started(ledger, task_id)
-        fresh_redis.pause()
-        begun = ledger.starts(task_id)[0].monotonic_ns / 1e9
-        until(lambda: not alive(pid), 5, "never killed", interval=0.002)
-        assert time.monotonic() - begun < 1.5 + 0.5
-        stands_again(pool, without={pid})
-        fresh_redis.resume()
-        record = producer.wait(task_id, Status.DEAD_LETTERED, timeout=15)
-        assert record.get("last_error_class") == "TaskTimeout"
-
-
-def test_a_soft_timeout_comes_first(pool: SupervisorProcess, producer: Producer, ledger: Ledger) -> None:
-    task_id = producer.send("sleep", {"seconds": 30}, soft_timeout_ms=300, max_attempts=1)
-    pid = started(ledger, task_id)
-    record = producer.wait(task_id, Status.DEAD_LETTERED)
-    assert "SoftTimeout" in record.get("last_error_class")
-    assert [e.facts["error"] for e in ledger.notes(task_id, "raised")] == ["SoftTimeout"]
-    assert alive(pid)
-
-
-def test_a_cancelled_task_is_told_and_one_that_does_not_listen_is_killed(
-    start_supervisor: SupervisorStarter, redis_server: RedisServer, producer: Producer, ledger: Ledger
-) -> None:
-    env = {"DTQ_CANCEL_GRACE_S": "0.5"}
-    pool = start_supervisor(server=redis_server, env=env).wait_ready()
-    listens = producer.send("sleep", {"seconds": 30})
-    deaf = producer.send("gil_sleep", {"seconds": 30})
-    polite, stubborn = started(ledger, listens), started(ledger, deaf)
-    assert [producer.cancel(task_id) for task_id in (listens, deaf)] == ["stopping", "stopping"]
-    until(lambda: ledger.notes(listens, "raised"), 3, pool.describe)
-    assert ledger.notes(listens, "raised")[0].facts["error"] == "TaskCancelled"
-    until(lambda: not alive(stubborn), 5, pool.describe)
-    assert alive(polite)
-    assert [producer.status(task_id) for task_id in (listens, deaf)] == [Status.CANCELLED] * 2
-    stands_again(pool, without={stubborn})
 
 
 @pytest.mark.slow
@@ -299,96 +169,6 @@ def test_a_child_that_cannot_settle_while_we_have_redis_is_killed_and_counted_as
 
 
 # --- the stop
-
-
-@pytest.mark.parametrize("whole_group", [False, True])
-def test_running_tasks_finish_after_term_and_nothing_new_starts(
-    pool: SupervisorProcess, producer: Producer, ledger: Ledger, whole_group: bool
-) -> None:
-    running = [producer.send("sleep", {"seconds": 1.0}) for _ in range(2)]
-    for task_id in running:
-        started(ledger, task_id)
-    waiting = [producer.send("sleep", {"seconds": 1.0}) for _ in range(3)]
-    if whole_group:  # as a container or a terminal does it
-        for process in pool.tree():
-            os.kill(process.pid, signal.SIGTERM)
-    else:
-        pool.signal(signal.SIGTERM)
-    assert pool.wait(timeout=8) == 0
-    assert [producer.status(task_id) for task_id in running] == [Status.SUCCEEDED] * 2
-    assert [producer.status(task_id) for task_id in waiting] == [Status.QUEUED] * 3
-    assert [len(ledger.starts(task_id)) for task_id in waiting] == [0, 0, 0]
-
-
-def test_tasks_that_outlast_the_grace_are_killed_and_given_back_and_the_exit_code_says_so(
-    start_supervisor: SupervisorStarter, redis_server: RedisServer, producer: Producer, ledger: Ledger
-) -> None:
-    pool = start_supervisor(server=redis_server, flags=["--shutdown-grace", "1"]).wait_ready()
-    ids = [producer.send("swallow", {"kind": "BaseException", "seconds": 60}) for _ in range(2)]
-    for task_id in ids:
-        started(ledger, task_id)
-    begun = time.monotonic()
-    assert pool.stop(timeout=5) == 1
-    assert 1.0 <= time.monotonic() - begun < 3.0
-    for task_id in ids:
-        record = producer.record(task_id)
-        assert record.status == Status.QUEUED
-        assert (record.number("attempt"), record.number("crashes")) == (1, 0)
-    other = start_supervisor(server=redis_server, flags=["--shutdown-grace", "0"]).wait_ready()
-    for task_id in ids:
-        started(ledger, task_id, times=2, timeout=3)
-    other.stop()
-
-
-def test_handlers_are_told_before_the_grace_ends(
-    start_supervisor: SupervisorStarter, redis_server: RedisServer, producer: Producer, ledger: Ledger
-) -> None:
-    pool = start_supervisor(server=redis_server, flags=["--shutdown-grace", "2"]).wait_ready()
-    task_id = producer.send("sleep", {"seconds": 60})
-    started(ledger, task_id)
-    pool.stop(timeout=5)
-    assert [e.facts["error"] for e in ledger.notes(task_id, "raised")] == ["ShutdownRequested"]
-
-
-def test_copies_of_term_are_one_request_and_a_later_one_means_now(
-    pool: SupervisorProcess, producer: Producer, ledger: Ledger
-) -> None:
-    task_id = producer.send("sleep", {"seconds": 60})
-    pid = started(ledger, task_id)
-    pool.signal(signal.SIGTERM)
-    until(lambda: "stopping (graceful)" in pool.log(), 5, pool.describe)
-    asked = time.monotonic()
-    pool.signal(signal.SIGINT)
-    until(lambda: "signal SIGINT" in pool.log(), 5, pool.describe)
-    assert alive(pid)
-    until(lambda: time.monotonic() - asked > 1.1, 2)
-    pool.signal(signal.SIGTERM)
-    assert pool.wait(timeout=3) == 1
-    assert producer.status(task_id) == Status.QUEUED
-
-
-def test_quit_is_at_once(pool: SupervisorProcess, producer: Producer, ledger: Ledger) -> None:
-    task_id = producer.send("sleep", {"seconds": 60})
-    started(ledger, task_id)
-    begun = time.monotonic()
-    pool.signal(signal.SIGQUIT)
-    assert pool.wait(timeout=3) == 1
-    assert time.monotonic() - begun < 2.0
-    record = producer.record(task_id)
-    assert (record.status, record.number("crashes")) == (Status.QUEUED, 0)
-
-
-@pytest.mark.parametrize("fault", ["paused", "stopped"])
-def test_a_stop_is_over_in_time_with_redis_away(
-    start_supervisor: SupervisorStarter, fresh_redis: RedisServer, ledger: Ledger, fault: str
-) -> None:
-    pool = start_supervisor(server=fresh_redis, flags=["--shutdown-grace", "1"]).wait_ready()
-    with Producer(fresh_redis) as producer:
-        started(ledger, producer.send("gil_sleep", {"seconds": 60}))
-    fresh_redis.pause() if fault == "paused" else fresh_redis.stop()
-    begun = time.monotonic()
-    assert pool.stop(timeout=6) == 1
-    assert time.monotonic() - begun < 3.0 + 0.3  # the interpreter's own end is not in the promise's budget
 
 
 def test_helpers_in_sessions_of_their_own_end_with_the_supervisor(
@@ -415,18 +195,6 @@ def test_signals_without_a_meaning_change_nothing(pool: SupervisorProcess) -> No
             os.kill(pid, number)
     assert pool.child_pids() == pids
     assert pool.exit_code is None
-
-
-def test_usr2_shows_where_all_children_are(
-    pool: SupervisorProcess, producer: Producer, ledger: Ledger
-) -> None:
-    pid = started(ledger, producer.send("gil_sleep", {"seconds": 3}))
-    pool.signal(signal.SIGUSR2)
-    until(lambda: pool.log().count("stacks of child") == 2, 5, pool.describe)
-    (stuck,) = (
-        line for line in pool.log().splitlines() if "stacks of child" in line and f"pid {pid}" in line
-    )
-    assert "sleep_in_c" in stuck
 
 
 def test_a_storm_of_signals_loses_none(pool: SupervisorProcess) -> None:
@@ -558,21 +326,6 @@ def test_version_is_told(tmp_path: Path) -> None:
     assert (done.returncode, done.stdout.split()[0]) == (0, "dtq")
 
 
-def test_a_pidfile_is_held_while_it_runs(
-    tmp_path: Path, start_supervisor: SupervisorStarter, redis_server: RedisServer
-) -> None:
-    path = tmp_path / "dtq.pid"
-    path.write_text("999999\n")  # of a former life
-    pool = start_supervisor(server=redis_server, flags=["--pidfile", str(path)]).wait_ready()
-    assert path.read_text() == f"{pool.pid}\n"
-    url = redis_server.url
-    second = run(tmp_path, "tests.support.handlers:app", "--pidfile", str(path), "--redis-url", url)
-    assert second.returncode == 73
-    assert str(pool.pid) in second.stderr
-    assert pool.stop(timeout=5) == 0
-    assert not path.exists()
-
-
 REFUSALS = {
     "eviction": ({"maxmemory-policy": "allkeys-lru"}, "--allow-eviction"),
     "cluster": ({"cluster-enabled": "yes"}, "cluster"),
@@ -651,31 +404,6 @@ def test_a_supervisor_that_never_met_redis_stops_all_the_same(
 
 
 # --- burst, embedded, logs
-
-
-def test_burst_ends_when_the_queues_are_empty(
-    start_supervisor: SupervisorStarter, redis_server: RedisServer, producer: Producer
-) -> None:
-    ids = [producer.send("sleep", {"seconds": 0.05}) for _ in range(20)]
-    pool = start_supervisor(server=redis_server, flags=["--burst"])
-    assert pool.wait(timeout=20) == 0
-    assert {producer.status(task_id) for task_id in ids} == {Status.SUCCEEDED}
-
-
-def test_the_embedded_redis_lives_as_long_as_its_supervisor(
-    start_supervisor: SupervisorStarter, redis_server: RedisServer
-) -> None:
-    env = {"TMPDIR": "/tmp"}
-    pool = start_supervisor(server=redis_server, flags=["--embedded"], env=env)
-    until(lambda: "takes tasks" in pool.log(), 20, pool.describe)
-    found = re.search(r"DTQ_REDIS_URL=redis://127\.0\.0\.1:(\d+)/0", pool.log())
-    assert found is not None
-    (server,) = (
-        p for p in psutil.Process(pool.pid).children() if "redis" in p.name() or "valkey" in p.name()
-    )
-    assert int(found[1]) in {c.laddr.port for c in server.net_connections() if c.status == "LISTEN"}
-    assert pool.stop(timeout=5) == 0
-    assert not server.is_running()
 
 
 def test_a_supervisor_whose_embedded_redis_dies_ends_and_says_so(
