@@ -20,7 +20,7 @@ from collections.abc import Callable
 from typing import Any
 
 from dtq_child import stacks
-from dtq_child.newborn import do_nothing
+from dtq_child.quiet import quiet
 from dtq_child.signals import DUMP_SIGNAL
 
 _SIGNALS: tuple[int, ...] = tuple(
@@ -160,6 +160,8 @@ def quiet_strays() -> None:
     with open("/proc/self/status", encoding="ascii") as status:
         lines = dict(line.split(":", 1) for line in status)
     taken = int(lines["SigCgt"], 16) | int(lines["SigIgn"], 16)
-    for number in _STRAYS:
-        if _handler_of(number) == signal.SIG_DFL and not taken >> (number - 1) & 1:
-            signal.signal(number, do_nothing)
+    quiet(
+        number
+        for number in _STRAYS
+        if _handler_of(number) == signal.SIG_DFL and not taken >> (number - 1) & 1
+    )

@@ -6,9 +6,9 @@ from __future__ import annotations
 import os
 import signal
 import time
-from types import FrameType
 
 from dtq_child import prctl, stacks
+from dtq_child.quiet import quiet
 from dtq_child.signals import OPERATOR_SIGNALS, PARENT_DIED_SIGNAL, SOFT_SIGNAL
 
 ADOPTION_S = 5.0
@@ -41,15 +41,9 @@ def take_signals(dump_fd: int) -> None:
     """Gives every signal that will come a handler, then lets them come."""
     stacks.write_to(dump_fd)
     quiet_signals()
-    signal.signal(SOFT_SIGNAL, do_nothing)
-    signal.signal(PARENT_DIED_SIGNAL, do_nothing)
+    quiet((SOFT_SIGNAL, PARENT_DIED_SIGNAL))
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
 
 
 def quiet_signals() -> None:
-    for number in OPERATOR_SIGNALS:
-        signal.signal(number, do_nothing)
-
-
-def do_nothing(_number: int, _frame: FrameType | None) -> None:
-    """Not SIG_IGN: programs that a task starts would inherit that."""
+    quiet(OPERATOR_SIGNALS)

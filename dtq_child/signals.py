@@ -31,5 +31,5 @@ OPERATOR_SIGNALS: tuple[int, ...] = (
     signal.SIGTTOU,
 )
 """What people send to a supervisor. Service managers may send it to every process of the service, so in
-templates and children these have handlers that do nothing. Never SIG_IGN, which programs that tasks start
-would inherit."""
+templates and children these have handlers that do nothing (`quiet`). Never SIG_IGN, which programs that
+tasks start would inherit."""

@@ -36,7 +36,8 @@ def _make_room() -> None:
     registers)."""
     global _room  # noqa: PLW0603 - it must live as long as the process
     if _room is None:
-        _room = mmap.mmap(-1, ROOM)
+        # Private: a process that a task forks inherits this stack, and must not write over ours.
+        _room = mmap.mmap(-1, ROOM, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     start = ctypes.addressof(ctypes.c_char.from_buffer(_room))
     # Refused (EPERM) only while a handler runs on the old one; then that one stays.
     _libc.sigaltstack(ctypes.byref(_SignalStack(start, 0, ROOM)), None)

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import signal
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -431,6 +432,15 @@ def test_a_process_that_a_task_forks_is_no_second_child(shop: Shop, how: str) ->
     heard = shop.pool.log()[said:]
     assert heard.count("a process that a task has forked failed") == (5 if how == "raises" else 0)
     assert "Redis did not do it" not in heard
+
+
+def test_processes_that_a_task_forks_end_when_they_are_told_to(shop: Shop) -> None:
+    """They have none of the handlers by which the process of the task hears nothing."""
+    ended = shop.send("terminate_processes", {"count": 20}).result(timeout=8)
+    assert ended == [-signal.SIGTERM] * 20
+    record = shop.dead(shop.send("fail_in_pool"))
+    assert record.get("last_error_class") == "tests.support.handlers.ProbeFailure"
+    assert shop.send("interrupt_fork").result(timeout=5) == 7
 
 
 @pytest.mark.parametrize("which", ["stderr", "all others"])

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import multiprocessing
 import os
 import signal
 import sys
@@ -192,6 +193,54 @@ def fork_and_come_back(how: str) -> str:
     if how == "exits":
         raise SystemExit(3)
     return "the forked one"
+
+
+def _lasts() -> None:
+    signal.pause()
+
+
+def _says(_: int) -> int:
+    return os.getpid()
+
+
+@app.task(name="terminate_processes", timeout=10)
+@noted
+def terminate_processes(count: int) -> list[int | None]:
+    """Ends processes of `multiprocessing` as soon as they are started, and says how they ended."""
+    processes = [multiprocessing.get_context("fork").Process(target=_lasts) for _ in range(count)]
+    for process in processes:
+        process.start()
+        process.terminate()
+    for process in processes:
+        process.join()
+    return [process.exitcode for process in processes]
+
+
+@app.task(name="fail_in_pool", timeout=10, max_attempts=1)
+@noted
+def fail_in_pool() -> NoReturn:
+    """Leaves a `Pool` with an error; its workers are terminated and waited for."""
+    with multiprocessing.get_context("fork").Pool(2) as pool:
+        pool.map(_says, range(4))
+        raise ProbeFailure("told to")
+
+
+@app.task(name="interrupt_fork", timeout=10)
+@noted
+def interrupt_fork() -> int:
+    """A forked process is sent SIGINT, as by a terminal; it ends with 7 if that is a KeyboardInterrupt."""
+    ready, tell = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        try:
+            os.write(tell, b".")
+            while True:
+                time.sleep(POLL_SECONDS)
+        except KeyboardInterrupt:
+            os._exit(7)
+    os.read(ready, 1)
+    os.kill(pid, signal.SIGINT)
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
 
 
 @app.task(name="close_files", max_attempts=1)
