@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import abc
 import threading
-import time
 from collections.abc import Callable
 from typing import ClassVar
 
 from dtq_child.connection import REPLY_TIMEOUT_S, Pause
-from dtq_child.errors import BrokerError, BrokerUnavailable
+from dtq_child.errors import BrokerError
 from dtq_supervisor.line import Line
-from dtq_supervisor.logs import say
 from dtq_supervisor.seat import Seat
 
-REMIND_S = 5.0
 UNWELL_S = 0.2
 
 
@@ -27,19 +24,19 @@ class RedisDuty(abc.ABC):
         """`pause_s`: the longest pause after an error."""
         self.seat = seat
         self.line = Line.of(seat, self.name, reply_timeout_s)
+        self.done = False
+        """Its work is over before it is told to stop."""
         self._pause = Pause(cap_s=pause_s)
-        self._outage_since = 0.0
-        self._quiet_until = 0.0
-        self._outage_told = False
 
     @abc.abstractmethod
     def beat(self) -> float:
         """One round. Returns the seconds until the next; raises BrokerError."""
 
     def run(self, stop: threading.Event, healthy: Callable[[], bool]) -> None:
-        while not stop.is_set():
+        while not stop.is_set() and not self.done:
             self.rest(stop, self.attempt() if healthy() else UNWELL_S)
         self.end()
+        self.seat.troubles.idle(self.name)
         self.line.link.close()
 
     def end(self) -> None:  # noqa: B027 - most have nothing to do
@@ -50,27 +47,18 @@ class RedisDuty(abc.ABC):
 
     def attempt(self) -> float:
         """A round that may fail; seconds until the next."""
+        last_reply = self.line.received
         try:
             wait = self.beat()
         except BrokerError as error:
             self.troubled(error)
             return self._pause.next()
-        self.recovered()
+        if self.line.received > last_reply:
+            self._pause.reset()
+            self.seat.troubles.answered(self.name, self.line.sent)
+        else:
+            self.seat.troubles.idle(self.name)
         return wait
 
     def troubled(self, error: BrokerError) -> None:
-        """Told when it begins and every few seconds while it lasts; of outages in quick succession not each
-        is."""
-        now = time.monotonic()
-        self._outage_since = self._outage_since or now
-        if now >= self._quiet_until:
-            self._quiet_until, self._outage_told = now + REMIND_S, True
-            key = "redis_away" if isinstance(error, BrokerUnavailable) else "redis_refuses"
-            say("warning", key, {"duty": self.name, "reason": str(error)})
-
-    def recovered(self) -> None:
-        self._pause.reset()
-        if self._outage_told:
-            seconds = time.monotonic() - self._outage_since
-            say("warning", "redis_back", {"duty": self.name, "seconds": seconds})
-        self._outage_since, self._outage_told = 0.0, False
+        self.seat.troubles.failed(self.name, error, self.line.sent)

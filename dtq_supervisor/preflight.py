@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import re
-import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from dtq_child.connection import ServerReply
 from dtq_child.errors import BrokerRefused, BrokerUnavailable, RedisOutOfMemory
-from dtq_supervisor.duty import UNWELL_S, RedisDuty
+from dtq_supervisor.duty import RedisDuty
 from dtq_supervisor.events import ContactMade, ContactRefused
 from dtq_supervisor.line import Line
 from dtq_supervisor.logs import say
-from dtq_supervisor.seat import Seat
 
 SCHEMA = "1.0"
 """The layout of the keys; another number before the dot cannot share them."""
@@ -30,15 +28,6 @@ class Preflight(RedisDuty):
 
     name = "preflight"
 
-    def __init__(self, seat: Seat) -> None:
-        super().__init__(seat)
-        self._told = False
-
-    def run(self, stop: threading.Event, healthy: Callable[[], bool]) -> None:
-        while not stop.is_set() and not self._told:
-            self.rest(stop, self.attempt() if healthy() else UNWELL_S)
-        self.line.link.close()
-
     def beat(self) -> float:
         try:
             version = look(self.line, allow_eviction=self.seat.settings.allow_eviction)
@@ -48,7 +37,7 @@ class Preflight(RedisDuty):
             say("info", "contact", {"version": version})
             self._warn()
             self.seat.inbox.put(ContactMade())
-        self._told = True
+        self.done = True
         return 0.0
 
     def _warn(self) -> None:

@@ -16,6 +16,7 @@ from dtq_child.scripts import Scripts
 from dtq_child.settings import Settings
 from dtq_supervisor.duties import STALE_S
 from dtq_supervisor.inbox import Inbox
+from dtq_supervisor.troubles import Troubles
 
 SLOW_REPLY_S = 1.0
 """A connection that answers later than this is not whole: what others told the server may be as late."""
@@ -108,6 +109,7 @@ class Seat:
     make_link: MakeLink
     started_at: float
     published: Published = field(default_factory=Published)
+    troubles: Troubles = field(default_factory=Troubles)
 
     @property
     def queues(self) -> tuple[str, ...]:
