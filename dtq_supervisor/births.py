@@ -30,7 +30,7 @@ from dtq_supervisor.events import (
     TemplateUp,
     Verdict,
 )
-from dtq_supervisor.roster import STEADY_S, Pool, doom, free_row, leave
+from dtq_supervisor.roster import STEADY_S, Pool, doom, free_row, leave, tell_ready
 from dtq_supervisor.slot import ALIVE, Slot, State, backoff
 from dtq_supervisor.stopping import give_up
 
@@ -156,9 +156,10 @@ def on_child_ready(pool: Pool, now: float, event: ChildReady, actions: list[Acti
     if slot is None or not slot.pid:
         return
     slot.take("ready")
-    if not pool.proven:
-        actions.append(Say("info", "ready", {"slot": slot.number, "pid": slot.pid}))
+    if not pool.proven and not pool.contact:
+        actions.append(Say("info", "ready_no_redis", {"slot": slot.number, "pid": slot.pid}))
     pool.proven = True
+    tell_ready(pool, actions)
 
 
 def on_mourned(pool: Pool, now: float, event: DeathSettled | MourningOver, actions: list[Action]) -> None:

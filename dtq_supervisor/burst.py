@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Callable
-
-from dtq_supervisor.duty import UNWELL_S, RedisDuty
+from dtq_supervisor.duty import RedisDuty
 from dtq_supervisor.events import Stop, StopMode
-from dtq_supervisor.seat import Seat
+from dtq_supervisor.logs import say
 
 EVERY_S = 0.2
 
@@ -17,17 +14,9 @@ class Burst(RedisDuty):
 
     name = "burst"
 
-    def __init__(self, seat: Seat) -> None:
-        super().__init__(seat)
-        self._told = False
-
-    def run(self, stop: threading.Event, healthy: Callable[[], bool]) -> None:
-        while not stop.is_set() and not self._told:
-            self.rest(stop, self.attempt() if healthy() else UNWELL_S)
-        self.line.link.close()
-
     def beat(self) -> float:
         if not any(self.line.call("XLEN", stream) for stream in self.line.streams()):
-            self._told = True  # once: a second request would mean "at once"
+            say("info", "burst_over", {"queues": ", ".join(self.line.queues)})
+            self.done = True  # once: a second request would mean "at once"
             self.seat.inbox.put(Stop(StopMode.GRACEFUL))
         return EVERY_S

@@ -16,7 +16,7 @@ import setproctitle
 from dtq_child import prctl
 from dtq_child.errors import BadConfiguration
 from dtq_child.keys import new_worker_id
-from dtq_child.setting import SUPERVISOR
+from dtq_child.setting import SUPERVISOR, mask_url
 from dtq_child.settings import Loaded, Settings, describe, load
 from dtq_child.version import VERSION
 from dtq_supervisor import embedded, logs
@@ -122,15 +122,26 @@ def _with_redis(settings: Settings, redis: embedded.EmbeddedRedis | None) -> Set
 def _introduce(settings: Settings, worker_id: str, procs: int, origin: str) -> None:
     facts = {"version": VERSION, "app": settings.app, "worker": worker_id, "procs": procs}
     say("info", "starting", {**facts, "procs_origin": origin})
+    queues, redis = ", ".join(settings.queues), mask_url(settings.redis_url)
+    say("info", "place", {"redis": redis, "queues": queues, "prefix": settings.key_prefix})
     if python := untested():
         say("warning", "untested_python", {"python": python})
 
 
 def _show(loaded: Loaded) -> int:
-    sys.stdout.write(describe(loaded) + "\n")
+    sys.stdout.write(describe(_with_procs(loaded)) + "\n")
     for warning in loaded.warnings:
         _complain(warning)
     return 0
+
+
+def _with_procs(loaded: Loaded) -> Loaded:
+    """With the number of children that not naming one comes to here, and why."""
+    if loaded.settings.procs:
+        return loaded
+    procs, origin = default_procs()
+    origins = {**loaded.origins, "procs": f"{loaded.origins['procs']}: {origin}"}
+    return Loaded(dataclasses.replace(loaded.settings, procs=procs), origins, loaded.warnings)
 
 
 def _refuse(*problems: str) -> int:

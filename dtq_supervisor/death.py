@@ -12,7 +12,7 @@ from dtq_child.error_text import TRACEBACK_BYTES, clip_middle
 from dtq_child.scoreboard import Row
 from dtq_supervisor import cgroup
 from dtq_supervisor.events import Verdict
-from dtq_supervisor.process import Exit
+from dtq_supervisor.process import Exit, signal_name
 
 Certainty = Literal["certain", "likely", "unknown"]
 
@@ -69,7 +69,7 @@ def cause(
     cpu_ms, out_of_memory, stack."""
     killed_by, certainty = _killer(end, row, verdict, oom)
     facts = {
-        "signal": _signal_name(end.signal),
+        "signal": signal_name(end.signal) if end.signal else None,
         "signal_number": end.signal,
         "core_dumped": end.core_dumped,
         "exit_code": end.code,
@@ -95,7 +95,7 @@ def _killer(
     if end.signal == signal.SIGKILL:
         return _killed(verdict, oom)
     if end.signal in _BY_ITSELF:
-        return f"itself ({_signal_name(end.signal)})", "likely"
+        return f"itself ({signal_name(end.signal)})", "likely"
     if end.signal in _BY_THE_KERNEL:
         return _BY_THE_KERNEL[signal.Signals(end.signal)], "likely"
     return "unknown sender", "unknown"
@@ -117,15 +117,6 @@ def _killed(verdict: Verdict | None, oom: OomEvidence | None) -> tuple[str, Cert
     if oom is not None:
         return f"kernel: out of memory ({oom.certainty})", oom.certainty
     return "unknown sender", "unknown"
-
-
-def _signal_name(number: int | None) -> str:
-    if number is None:
-        return ""
-    try:
-        return signal.Signals(number).name
-    except ValueError:
-        return f"signal {number}"  # the nameless real-time ones
 
 
 @dataclass(frozen=True, slots=True)

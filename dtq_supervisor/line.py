@@ -7,13 +7,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from dtq_child.connection import REPLY_TIMEOUT_S, Link
+from dtq_child.connection import REPLY_TIMEOUT_S, Link, ServerReply
 from dtq_child.errors import BrokerError, BrokerRefused, BrokerUnavailable
 from dtq_child.keys import Keys, park
 from dtq_child.scripts import Scripts
 from dtq_supervisor.seat import Seat
 
 Word = bytes | str | int
+SHOWN_KEYS = 6
 
 
 class Pulse(Protocol):
@@ -66,11 +67,17 @@ class Line:
 
     def run(self, script: str, keys: Sequence[str], args: Sequence[Word]) -> Any:
         """One call of a script. Raises BrokerError."""
-        return self._ask(lambda: self.scripts.run(self.link, script, list(keys), list(args)))
+        try:
+            return self._ask(lambda: self.scripts.run(self.link, script, list(keys), list(args)))
+        except ServerReply as error:
+            raise _naming(error, script, keys) from error
 
     def call(self, *words: Word) -> Any:
         """One plain command. Raises BrokerError."""
-        return self._ask(lambda: self.link.call(*words))
+        try:
+            return self._ask(lambda: self.link.call(*words))
+        except ServerReply as error:
+            raise _naming(error, str(words[0]), [str(word) for word in words[1:2]]) from error
 
     def _ask(self, ask: Callable[[], Any]) -> Any:
         self.sent = time.monotonic()
@@ -89,6 +96,14 @@ class Line:
     def _answered(self) -> None:
         self.received = time.monotonic()
         self.pulse.success(self.sent, self.received)
+
+
+def _naming(error: ServerReply, asked: str, keys: Sequence[str]) -> ServerReply:
+    """A key that holds something else is for people to find, and Redis does not name it."""
+    if "WRONGTYPE" not in str(error) or not keys:
+        return error
+    shown = ", ".join(keys[:SHOWN_KEYS]) + (", …" if len(keys) > SHOWN_KEYS else "")
+    return ServerReply(f"{error} ({asked} of {'' if len(keys) == 1 else 'one of '}{shown})")
 
 
 def counts_of(flat: Sequence[Any]) -> dict[str, int]:

@@ -20,7 +20,7 @@ from dtq_supervisor.events import (
     TemplateUp,
 )
 from dtq_supervisor.logs import say
-from dtq_supervisor.process import Exit, Processes
+from dtq_supervisor.process import Exit, Processes, signal_name
 from dtq_supervisor.templates import TemplateHandle
 
 CLOSED_S = 0.5
@@ -138,6 +138,8 @@ class Nursery:
             "types": len(self.task_types),
         }
         say("info", "imported", facts)
+        if not self.task_types:
+            say("warning", "no_task_types", {"app": self._app})
         self._events.append(TemplateUp(handle.generation))
 
 
@@ -152,7 +154,7 @@ def _failure(message: Mapping[str, Any]) -> tuple[str, int]:
 def how(end: Exit) -> str:
     """How a process ended, as half a sentence."""
     if end.signal is not None:
-        return f"ended by signal {end.signal}"
+        return f"ended by {signal_name(end.signal)}"
     if end.code is not None:
         return f"exit code {end.code}"
     return "nobody knows how"

@@ -284,6 +284,14 @@ def _send(how: Callable[[int, int], None], pid: int, number: int) -> bool:
     return True
 
 
+def signal_name(number: int) -> str:
+    """SIGKILL; `signal 40` for one without a name."""
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"  # the real-time ones
+
+
 def _exists(pidfd: int) -> bool:
     try:
         signal.pidfd_send_signal(pidfd, 0)

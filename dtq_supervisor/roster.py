@@ -18,6 +18,7 @@ from dtq_supervisor.events import (
     LeaveLoop,
     MourningOver,
     PatienceOver,
+    Say,
     StopMode,
     TemplateBackoffOver,
     TemplateOverdue,
@@ -77,6 +78,9 @@ class Pool:
     """The application has been imported once: what fails later is waited out."""
     proven: bool = False
     """A child has been READY."""
+    contact: bool = False
+    """Redis has answered, and will do."""
+    told_ready: bool = False
     left: bool = False
 
     @classmethod
@@ -141,6 +145,14 @@ def doom(slot: Slot, verdict: Verdict, actions: list[Action]) -> None:
     slot.verdict = verdict
     if slot.pid:
         actions.append(HardKill(slot.number, slot.life, verdict.seq, verdict))
+
+
+def tell_ready(pool: Pool, actions: list[Action]) -> None:
+    """Once, when there are both: a child that is ready, and a Redis that it can take tasks from."""
+    ready = next((slot for slot in pool.slots if slot.state in WORKING), None)
+    if pool.contact and ready and not pool.told_ready:
+        pool.told_ready = True
+        actions.append(Say("info", "ready", {"slot": ready.number, "pid": ready.pid}))
 
 
 def leave(pool: Pool, exit_code: int, actions: list[Action]) -> None:

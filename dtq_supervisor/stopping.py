@@ -25,7 +25,16 @@ from dtq_supervisor.events import (
     StopMode,
     Verdict,
 )
-from dtq_supervisor.roster import PATIENCE_S, SAME_SIGNAL_S, WARNING_MOST_S, Pool, Stopping, doom, leave
+from dtq_supervisor.roster import (
+    PATIENCE_S,
+    SAME_SIGNAL_S,
+    WARNING_MOST_S,
+    Pool,
+    Stopping,
+    doom,
+    leave,
+    tell_ready,
+)
 from dtq_supervisor.slot import RUNNING, WORKING, Slot, State
 
 
@@ -48,7 +57,7 @@ def _begin_stop(pool: Pool, now: float, mode: StopMode, actions: list[Action]) -
     pool.stopping = Stopping(mode, now, over - min(WARNING_MOST_S, grace / 10), over)
     actions.append(CloseClaims())
     facts = {"mode": mode.value, "grace_s": grace, "children": len(pool.living())}
-    actions.append(Say("info", "stopping", facts))
+    actions.append(Say("info", "stopping" if mode is StopMode.GRACEFUL else "stopping_now", facts))
     for slot in pool.slots:
         _stop_slot(slot, actions)
     if mode is StopMode.IMMEDIATE:
@@ -98,8 +107,10 @@ def on_patience_over(pool: Pool, now: float, event: PatienceOver, actions: list[
 
 
 def on_contact_made(pool: Pool, now: float, event: ContactMade, actions: list[Action]) -> None:
+    pool.contact = True
     if not pool.stopping:
         actions.append(OpenClaims())
+        tell_ready(pool, actions)
 
 
 def on_contact_refused(pool: Pool, now: float, event: ContactRefused, actions: list[Action]) -> None:

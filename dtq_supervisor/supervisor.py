@@ -167,10 +167,12 @@ class Supervisor:
 
     def _signalled(self) -> Iterator[Event]:
         for number in self._signals.take():
-            meaning = MEANINGS.get(signal.Signals(number))
+            name, meaning = signal.Signals(number).name, MEANINGS.get(signal.Signals(number))
             if meaning is not None:
-                say("info", "signal", {"name": signal.Signals(number).name})
+                say("info", "signal", {"name": name})
                 yield meaning
+            elif number != signal.SIGCHLD:
+                say("warning", "signal_ignored", {"name": name})
 
     def _ends(self) -> Iterator[Event]:
         ends = self._processes.collect()

@@ -121,7 +121,7 @@ def test_a_child_that_hangs_while_it_boots_is_killed_and_the_next_one_tried(
     hang.touch()
     victim = moody.child_pids()[0]
     os.kill(victim, signal.SIGKILL)
-    until(lambda: "is killed (boot)" in moody.log(), 5, moody.describe)
+    until(lambda: "is killed: it was not ready within the boot timeout" in moody.log(), 5, moody.describe)
     hang.unlink()
     stands_again(moody, without={victim}, timeout=5)
 
@@ -164,7 +164,7 @@ def test_a_child_that_cannot_settle_while_we_have_redis_is_killed_and_counted_as
         proxy.drop_request(lambda words: b"ok" in words and task_id.encode() in words, count=100)
         pid = started(ledger, task_id)
         until(lambda: not alive(pid), 25, pool.describe)
-        assert f"(pid {pid}) is killed (stuck)" in pool.log()
+        assert f"(pid {pid}) is killed: it could not settle its task" in pool.log()
         until(lambda: producer.record(task_id).number("crashes") == 1, 5, pool.describe)
 
 

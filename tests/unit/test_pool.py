@@ -113,12 +113,24 @@ def test_the_template_comes_first_and_then_a_child_for_every_slot() -> None:
 def test_the_pool_says_once_that_it_is_ready() -> None:
     pool = Pool.of(2, Policy())
     step(pool, 0.0, Begin())
+    assert said(step(pool, 0.0, ContactMade())) == []
     step(pool, 0.0, TemplateUp(1))
     step(pool, 0.0, Forked(0, 1, 100))
     step(pool, 0.0, Forked(1, 1, 101))
     assert said(step(pool, 0.0, ChildReady(0, 1))) == ["ready"]
     assert said(step(pool, 0.0, ChildReady(1, 1))) == []
     assert pool.at_work() == 2
+
+
+def test_the_pool_is_not_ready_before_redis_has_answered() -> None:
+    pool = Pool.of(2, Policy())
+    step(pool, 0.0, Begin())
+    step(pool, 0.0, TemplateUp(1))
+    step(pool, 0.0, Forked(0, 1, 100))
+    step(pool, 0.0, Forked(1, 1, 101))
+    assert said(step(pool, 0.0, ChildReady(0, 1))) == ["ready_no_redis"]
+    assert said(step(pool, 0.0, ChildReady(1, 1))) == []
+    assert said(step(pool, 1.0, ContactMade())) == ["ready"]
 
 
 @pytest.mark.parametrize("event", [TemplateFailed(1, "no module"), TemplateGone(1, "signal 11")])
@@ -544,7 +556,7 @@ def test_an_exit_after_the_end_is_still_settled() -> None:
 
 
 def test_children_claim_once_redis_has_been_found_fit() -> None:
-    assert step(at_work(1), 1.0, ContactMade()) == [OpenClaims()]
+    assert deeds(step(at_work(1), 1.0, ContactMade())) == [OpenClaims()]
 
 
 def test_a_contact_that_comes_during_the_stop_opens_nothing() -> None:
@@ -561,7 +573,7 @@ def test_a_hangup_changes_nothing_and_says_so() -> None:
 
 def test_a_refused_first_contact_stops_with_its_own_code() -> None:
     pool = at_work(1)
-    assert said(step(pool, 1.0, ContactRefused("cluster"))) == ["refused", "stopping"]
+    assert said(step(pool, 1.0, ContactRefused("cluster"))) == ["refused", "stopping_now"]
     assert LeaveLoop(69) in step(pool, 1.1, Exited(0, 1, 100, None, 9, busy=True))
 
 
