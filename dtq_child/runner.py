@@ -103,8 +103,9 @@ class Runner:
             result=happening.result if isinstance(happening, Returned) else None,
             execution=self._execution(ended - started, cpu_s),
             max_attempts=limits.max_attempts,
-            task_type=delivery.task_type if delivery.task_type in self._plain_types else "",
+            task_type=delivery.task_type,
             attempt=delivery.attempt,
+            escaped=delivery.task_type not in self._plain_types,
         )
         if self._row.condemned == self._seq:
             self._await_the_kill()

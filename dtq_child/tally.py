@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from typing import Any
 
 from dtq_child.scoreboard import ChildRow
 from dtq_child.turns import UNKNOWN_REASON, Outcome
@@ -19,27 +20,35 @@ def add(row: ChildRow, outcome: Outcome, answer: str) -> None:
         return
     if answer == "fenced":
         row.count("fenced")
-        log.warning("the outcome of task %s was refused: its record has gone on", outcome.token.task_id)
+        _tell(logging.WARNING, outcome, "'s outcome was refused: its record has gone on")
     elif decision.kind == "succeed":
         row.count("processed")
     elif decision.kind == "release":
         row.count("released")
-        log.info("task %s was interrupted and handed back", outcome.token.task_id)
+        _tell(logging.INFO, outcome, " was interrupted and handed back")
     elif decision.kind == "dead" or decision.reason != UNKNOWN_REASON:
         row.count("processed")
         row.count("failed" if decision.kind == "dead" else "retried")
-        _tell(outcome)
+        _tell(logging.WARNING, outcome, _failure(outcome))
 
 
-def _tell(outcome: Outcome) -> None:
+def _failure(outcome: Outcome) -> str:
     decision = outcome.decision
-    again = f"tried again in {decision.delay_ms / 1000:g} s" if decision.kind == "retry" else "dead-lettered"
-    log.warning(
-        "task %s failed and is %s (%s): %s: %s%s",
-        outcome.token.task_id,
-        again,
-        decision.reason,
-        decision.error_class,
-        decision.error_message,
-        f"\n{decision.traceback}" if decision.traceback else "",
+    retried = decision.kind == "retry"
+    again = f"tried again in {decision.delay_ms / 1000:g} s" if retried else "dead-lettered"
+    words = (
+        f" failed in attempt {outcome.attempt} of {outcome.max_attempts} and is {again} ({decision.reason})"
     )
+    error = f"{decision.error_class}: {decision.error_message}"
+    return f"{words}: {error}" + (f"\n{decision.traceback}" if decision.traceback else "")
+
+
+def _tell(level: int, outcome: Outcome, words: str) -> None:
+    task_id, task_type = outcome.token.task_id, outcome.task_type
+    facts: dict[str, Any] = {
+        "task_id": task_id,
+        "task_type": task_type,
+        "queue": outcome.queue,
+        "attempt": outcome.attempt,
+    }
+    log.log(level, "task %s (%s)%s", task_id, task_type, words, extra=facts)

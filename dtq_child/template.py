@@ -26,7 +26,6 @@ import socket
 import sys
 import threading
 import time
-import traceback
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
@@ -35,7 +34,7 @@ from typing import Any, NoReturn
 
 import setproctitle
 
-from dtq_child import child, executioner, hazards, newborn, prctl
+from dtq_child import child, executioner, hazards, logs, newborn, prctl
 from dtq_child.app import App
 from dtq_child.error_text import error_text
 from dtq_child.executioner import Ward
@@ -118,6 +117,9 @@ class Template:
         if self._preload and not self._preloaded():
             return False
         found = hazards.look(sockets)
+        if self._preload:
+            # Not before: code that sets up logging at its import finds it untouched.
+            logs.set_up(self._settings, worker=self._worker_id, pid=os.getpid())
         found.tell()
         return self._link.send(
             {
@@ -253,8 +255,8 @@ class Template:
         try:
             # A closed gate: the template has not registered this child, and nobody knows of it.
             code = self._live(birth) if gate.passes() else 0
-        except BaseException:  # noqa: BLE001 - nothing may climb from here into the template's own loop
-            traceback.print_exc()
+        except BaseException:  # nothing may climb from here into the template's own loop
+            log.critical("child %d ends by an error of its own", birth.slot, exc_info=True)
         finally:
             _flush()
             os._exit(code)
@@ -271,7 +273,7 @@ class Template:
         self._board.child_row(birth.row).born(os.getpid())
         if birth.threads:
             hazards.mend_imports()
-        app = self._app or self._import_here()
+        app = self._app or self._import_here(birth.slot)
         if app is None:
             return IMPORT_FAILED
         return self._entry(self._context(birth, app, dump_fd))
@@ -300,11 +302,12 @@ class Template:
             os.close(fd)
         self._wards.clear()
 
-    def _import_here(self) -> App | None:
+    def _import_here(self, slot: int) -> App | None:
         try:
             app = load_configured(self._app_name, self._settings)
-        except BaseException:  # noqa: BLE001 - an import may end in SystemExit, too
-            traceback.print_exc()
+        except BaseException:  # an import may end in SystemExit, too
+            logs.set_up(self._settings, worker=self._worker_id, slot=slot, pid=os.getpid())
+            log.critical("the application cannot be imported", exc_info=True)
             return None
         newborn.quiet_signals()
         return app
@@ -346,7 +349,7 @@ def run(arguments: Sequence[str] | None = None, entry: Entry = child.main) -> No
     try:
         code = main(arguments, entry)
     except BaseException:  # noqa: BLE001 - SystemExit, too: see below
-        traceback.print_exc()
+        logs.last_words()
     finally:
         _flush()
         # Not by way of the interpreter's end, which would wait for threads of the application.

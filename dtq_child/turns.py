@@ -57,8 +57,8 @@ class Delivery:
 class Outcome:
     """The end of a delivery, all of it bytes in hand. `execution`: facts of the process, JSON-able.
 
-    `task_type`, `attempt`: as the delivery had them; a success that names them settles cheaper. A type whose
-    name JSON would have to escape is left empty."""
+    `task_type`, `attempt`: as the delivery had them; a success that names them settles cheaper, unless
+    JSON would have to escape the type's name (`escaped`)."""
 
     token: Token
     queue: str
@@ -68,6 +68,7 @@ class Outcome:
     max_attempts: int
     task_type: str = ""
     attempt: int = 0
+    escaped: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,7 +162,7 @@ def _packed_ending(kind: bytes, outcome: Outcome) -> tuple[bytes, int]:
         flag,
         kept,
         outcome.queue.encode(),
-        outcome.task_type.encode(),
+        b"" if outcome.escaped else outcome.task_type.encode(),
         b"%d" % outcome.attempt,
     )
     if kind == b"ok":

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import dataclasses
+import errno
 import logging
 import os
 import sys
@@ -13,7 +14,7 @@ from pathlib import Path
 
 import setproctitle
 
-from dtq_child import prctl
+from dtq_child import prctl, std_streams
 from dtq_child.errors import BadConfiguration
 from dtq_child.keys import new_worker_id
 from dtq_child.setting import SUPERVISOR, mask_url
@@ -36,6 +37,7 @@ log = logging.getLogger("dtq.supervisor")
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs a supervisor and returns its exit code. A wrong command line raises SystemExit(2)."""
+    std_streams.open_closed()
     flags = vars(_parser().parse_args(arguments))
     if reason := unsupported():
         return _refuse(reason)
@@ -106,10 +108,26 @@ def _run(loaded: Loaded, worker_id: str) -> int:
         settings = _with_redis(loaded.settings, redis)
         procs, origin = (settings.procs, "as told") if settings.procs else default_procs()
         _introduce(settings, worker_id, procs, origin)
-        return assemble(settings, procs=procs, worker_id=worker_id, signals=signals, embedded=redis).run()
+        with _enough_descriptors(procs):
+            supervisor = assemble(
+                settings, procs=procs, worker_id=worker_id, signals=signals, embedded=redis
+            )
+        return supervisor.run()
     finally:
         if redis is not None:
             redis.stop()
+
+
+@contextlib.contextmanager
+def _enough_descriptors(procs: int) -> Iterator[None]:
+    """What is taken before the first child: a memfd for each, for its stacks."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in (errno.EMFILE, errno.ENFILE):
+            raise
+        fix = "allow more (ulimit -n, LimitNOFILE= of the unit), or fewer --procs"
+        raise BadConfiguration([f"{procs} children: {error.strerror}: {fix}"]) from error
 
 
 def _with_redis(settings: Settings, redis: embedded.EmbeddedRedis | None) -> Settings:

@@ -11,18 +11,18 @@ import os
 import select
 import sys
 import threading
-import time
 from collections import deque
 from collections.abc import Callable, Mapping
 from typing import Any
 
-import orjson
-
-from dtq_supervisor.events import Fact, Facts, Level
+from dtq_child import log_lines
+from dtq_child.log_lines import FACTS
+from dtq_child.logs import LineHandler
+from dtq_supervisor.events import Facts, Level
 
 WORDS: Mapping[str, str] = {
     # the supervisor
-    "starting": "dtq {version} starts {app} as {worker} with {procs} children ({procs_origin})",
+    "starting": "dtq {version} starts {app} as {worker} with {procs:child|children} ({procs_origin})",
     "place": "it works on {redis}, queues {queues}, key prefix {prefix}",
     "untested_python": "dtq has not been tested on Python {python}",
     "embedded": "a private Redis for trying out; producers use DTQ_REDIS_URL={url}",
@@ -36,18 +36,19 @@ WORDS: Mapping[str, str] = {
     "signal": "signal {name}",
     "signal_ignored": "signal {name} has no meaning yet and is ignored",
     "reload_unavailable": "SIGHUP: reload is not available; restart the service for new code",
-    "stopping": "stopping (graceful): {children} children have {grace_s:g} s to finish",
-    "stopping_now": "stopping (immediate): {children} children are killed now",
+    "stopping": "stopping (graceful): {children:child has|children have} {grace_s:g} s to finish",
+    "stopping_now": "stopping (immediate): {children:child is|children are} killed now",
     "burst_over": "nothing waits or runs in the queues {queues}: with --burst that is the end",
     "stop_immediate": "told to stop again: every child is killed now",
-    "grace_over": "the shutdown grace is over: {children} children are killed",
+    "grace_over": "the shutdown grace is over: {children:child is|children are} killed",
     "left_behind": "child {slot} (pid {pid}) was killed and does not end; it is left behind",
-    "strangers_killed": "{count} processes that tasks had left behind were killed",
-    "unsettled": "{count} deaths could not be told to Redis in time: their leases run out",
+    "strangers_killed": "{count:process|processes} left behind by tasks had to be killed",
+    "unsettled": "{count:death|deaths} could not be told to Redis in time: leases run out",
     "unfinished": "threads that were still busy at the end: {duties}",
     "stopped": "stopped, exit code {exit_code}",
     # the template
-    "imported": "template g{generation} (pid {pid}) imported {app} in {seconds:.2f} s: {types} task types",
+    "imported": "template g{generation} (pid {pid}) imported {app} in {seconds:.2f} s: "
+    "{types:task type|task types}",
     "import_failed": "the application cannot be imported: {reason}",
     "no_task_types": "{app} declares no task types, so nothing can be executed: "
     "name the modules of its tasks in App(include=[…])",
@@ -56,8 +57,8 @@ WORDS: Mapping[str, str] = {
     "ready": "ready: child {slot} (pid {pid}) takes tasks",
     "ready_no_redis": "child {slot} (pid {pid}) is up; Redis has not answered yet, so it takes no tasks",
     "boot_failed": "child {slot} did not start: {reason}; the next one in {delay_s:g} s",
-    "died": "child {slot} (pid {pid}) died: {how}, {killed_by}; it was executing {task_type} {task_id}",
-    "died_idle": "child {slot} (pid {pid}) died: {how}, {killed_by}",
+    "died": "child {slot} (pid {pid}) died: {how} ({killed_by}); it was executing {task_type} {task_id}",
+    "died_idle": "child {slot} (pid {pid}) died: {how} ({killed_by})",
     "ended": "child {slot} (pid {pid}) ended",
     "soft_kill": "{order} for {task_type} {task_id} in child {slot} (pid {pid})",
     "killed": "child {slot} (pid {pid}) is killed: {why}; it was executing {task_type} {task_id}",
@@ -74,14 +75,14 @@ WORDS: Mapping[str, str] = {
     "call_failed": "{duty}: {reason}",
     "settled": "child {slot}.{life} is settled: task {task_id} {what}",
     "reaped": "task {task_id} of a worker not heard of: {what}",
-    "strays": "{count} entries under our names that no child knew of are released",
+    "strays": "{count:entry|entries} under our names, of which no child knew: released",
     "clock_jumped": "the clock of Redis jumped by {seconds:.1f} s: nobody is taken for dead for a while",
     "band_problem": "{problem}",
     "leading": "this worker leads: it promotes, reconciles and sweeps",
     "lead_lost": "this worker leads no more ({reason})",
     "set_aside": "not promoted: {problem}",
-    "stranded": "{count} stranded entries of {stream} are released",
-    "requeued": "{count} tasks that were nowhere have a place again",
+    "stranded": "{count:stranded entry|stranded entries} of {stream} released",
+    "requeued": "{count:task that was nowhere has|tasks that were nowhere have} a place again",
     "worker_stale": "worker {worker} has ended without a farewell",
     "duty_died": "{duty} failed and is started again in {delay_s:.1f} s",
 }
@@ -94,7 +95,6 @@ LEVELS: Mapping[str, int] = {
     "error": logging.ERROR,
 }
 QUEUE_LINES = 10_000
-FACTS = "dtq_facts"
 
 log = logging.getLogger("dtq.supervisor")
 
@@ -107,54 +107,29 @@ def say(level: Level, key: str, facts: Facts | None = None) -> None:
 
 def wording(key: str, facts: Facts) -> str:
     """The sentence; what cannot be worded is shown plainly, for a log must not fail."""
+    counted = {name: Count(fact) if type(fact) is int else fact for name, fact in facts.items()}
     try:
-        return WORDS[key].format_map(facts)
+        return WORDS[key].format_map(counted)
     except (KeyError, ValueError, TypeError):
         return f"{key}: " + ", ".join(f"{name} {value}" for name, value in facts.items())
 
 
-class TextFormatter(logging.Formatter):
-    """For people: time of day, level where it matters, who, what."""
+class Count(int):
+    """`{children:child|children}` in a wording: the number with its noun."""
 
-    def format(self, record: logging.LogRecord) -> str:
-        clock = time.strftime("%H:%M:%S", time.localtime(record.created))
-        level = "" if record.levelno == logging.INFO else f"{record.levelname.lower()}: "
-        who = "" if record.name == log.name else f"{record.name.removeprefix('dtq.')}: "
-        text = f"{clock}.{int(record.msecs):03d} {level}{who}{record.getMessage()}"
-        return f"{text}\n{self.formatException(record.exc_info)}" if record.exc_info else text
-
-
-class JsonFormatter(logging.Formatter):
-    """For machines: one object a line, `ts` in UTC, the facts as fields of their own."""
-
-    def __init__(self, worker_id: str) -> None:
-        super().__init__()
-        self._worker_id = worker_id
-
-    def format(self, record: logging.LogRecord) -> str:
-        seconds = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created))
-        line: dict[str, Any] = {
-            "ts": f"{seconds}.{int(record.msecs):03d}Z",
-            "level": record.levelname.lower(),
-            "logger": record.name,
-            "message": record.getMessage(),
-            "worker": self._worker_id,
-        }
-        facts: Mapping[str, Fact] = getattr(record, FACTS, {})
-        known = {name: fact for name, fact in facts.items() if fact not in (None, "", line.get(name))}
-        line.update((f"about_{name}" if name in line else name, fact) for name, fact in known.items())
-        if record.exc_info:
-            line["traceback"] = self.formatException(record.exc_info)
-        return orjson.dumps(line, default=str).decode()
+    def __format__(self, spec: str) -> str:
+        one, bar, many = spec.partition("|")
+        return f"{int(self)} {one if self == 1 else many}" if bar else format(int(self), spec)
 
 
 class LineWriter:
-    """A queue of lines and the thread that writes them to a descriptor. `put` never waits."""
+    """A queue of lines and the thread that writes them to a descriptor. `put` never waits. `notice` words the
+    number of lines that were dropped."""
 
-    def __init__(self, fd: int = 2, most: int = QUEUE_LINES) -> None:
+    def __init__(self, fd: int, notice: Callable[[int], str], most: int = QUEUE_LINES) -> None:
         self.dropped = 0
         """Lines that nobody will see, in all."""
-        self._fd, self._most = fd, most
+        self._fd, self._notice, self._most = fd, notice, most
         self._lines: deque[bytes] = deque()
         self._told = 0
         self._writing = False
@@ -192,7 +167,7 @@ class LineWriter:
                 missed, self._told = self.dropped - self._told, self.dropped
                 self._writing = True
             if missed:
-                lines.insert(0, b"(%d log lines were dropped: nobody read them in time)\n" % missed)
+                lines.insert(0, self._notice(missed).encode() + b"\n")
             self._write(b"".join(lines), len(lines))
 
     def _write(self, raw: bytes, count: int) -> None:
@@ -208,27 +183,11 @@ class LineWriter:
                 return
 
 
-class LineHandler(logging.Handler):
-    """Hands finished lines to a writer."""
-
-    def __init__(self, put: Callable[[str], None]) -> None:
-        super().__init__()
-        self._put = put
-
-    def emit(self, record: logging.LogRecord) -> None:
-        try:
-            self._put(self.format(record))
-        except Exception as error:  # noqa: BLE001 - a line that cannot be formatted must not hurt who wrote it
-            self._put(f"a log line of {record.name} could not be written: {error!r}")
-
-
 def set_up(level: str, form: str, worker_id: str, fd: int = 2) -> LineWriter:
     """Sends all logging of this process through a new writer. `form`: auto, text or json."""
-    text = os.isatty(fd) if form == "auto" else form == "text"
-    writer = LineWriter(fd)
-    handler = LineHandler(writer.put)
-    handler.setFormatter(TextFormatter() if text else JsonFormatter(worker_id))
-    logging.root.handlers[:] = [handler]
+    lines = log_lines.formatter(form, os.isatty(fd), {"worker": worker_id, "pid": os.getpid()})
+    writer = LineWriter(fd, lambda count: log_lines.dropped_line(lines, "dtq.log", count))
+    logging.root.handlers[:] = [LineHandler(writer.put, lines)]
     logging.root.setLevel(logging.WARNING)
     logging.getLogger("dtq").setLevel(LEVELS[level])
     logging.captureWarnings(True)
