@@ -1,7 +1,7 @@
-"""Ends a process that a handler has forked and that came back out of the handler.
+"""Ends a process that code of the application has forked and that came back out of that code.
 
-It holds our token and our connection: going on, it would settle the task and claim the next one beside us,
-each of us reading replies that are the other's.
+Out of a handler it holds our token and our connection: going on, it would settle the task and claim the next
+one beside us, each of us reading replies that are the other's.
 """
 
 from __future__ import annotations
@@ -19,6 +19,18 @@ def end_here(error: BaseException | None) -> NoReturn:
     if error is not None and not isinstance(error, SystemExit):
         log.error("a process that a task has forked failed", exc_info=error)
     # Neither finalisers nor buffers, which are copies of our own.
+    os._exit(_exit_code(error))
+
+
+def end_copy(error: BaseException | None) -> NoReturn:
+    """The same for the application's import, out of which it would come as a second template or child."""
+    if not isinstance(error, SystemExit):
+        log.warning(
+            "the application's import forked a process (pid %d) that came back from it, and is ended: fork "
+            "in a handler or in @app.on_child_start, and end the process where its work ends",
+            os.getpid(),
+            exc_info=error,
+        )
     os._exit(_exit_code(error))
 
 

@@ -8,6 +8,7 @@ import sys
 from types import ModuleType
 from typing import Any
 
+from dtq_child import forked
 from dtq_child.app import App
 from dtq_child.errors import BadConfiguration
 from dtq_child.settings import Settings
@@ -21,9 +22,7 @@ def load_app(name: str) -> App:
     module_name, _, attribute = name.partition(":")
     if not module_name or not attribute:
         raise BadConfiguration([f"APP is {name!r}: write it as module:attribute, like shop.tasks:app"])
-    here = os.getcwd()
-    if here not in sys.path:
-        sys.path.insert(0, here)
+    _look_here_first()
     app = _attribute(_module(module_name, name), attribute, name)
     app.load_includes()
     return app
@@ -32,12 +31,38 @@ def load_app(name: str) -> App:
 def load_configured(name: str, settings: Settings) -> App:
     """The App for a worker: the supervisor's settings win. Raises BadConfiguration also if the App names
     another server or prefix, where its tasks would be enqueued and nobody would look."""
-    app = load_app(name)
+    app = _load_alone(name)
     conflicts = app.conflicts(settings)
     if conflicts:
         raise BadConfiguration(conflicts)
     app.configure(settings)
     return app
+
+
+def _load_alone(name: str) -> App:
+    """`load_app`, out of which only the process comes that went in."""
+    pid, failure = os.getpid(), None
+    try:
+        return load_app(name)
+    except BaseException as error:
+        failure = error
+        raise
+    finally:
+        if os.getpid() != pid:
+            forked.end_copy(failure)
+
+
+def _look_here_first() -> None:
+    """As `python` itself does it for a script, but only now: what dtq needs is imported, so a queue.py of the
+    application takes nobody's place but in what the application imports."""
+    try:
+        here = os.getcwd()
+    except OSError as error:
+        raise BadConfiguration(
+            [f"the working directory is gone ({error.strerror}): start in one that exists"]
+        ) from None
+    if here not in sys.path:
+        sys.path.insert(0, here)
 
 
 def _module(module_name: str, name: str) -> ModuleType:
@@ -59,13 +84,21 @@ def _attribute(module: ModuleType, attribute: str, name: str) -> App:
     found: Any = module
     for part in attribute.split("."):
         if not hasattr(found, part):
-            raise BadConfiguration([f"APP is {name!r}: the module has no {attribute!r}{_meant(module)}"])
+            raise BadConfiguration(
+                [f"APP is {name!r}: the module{_file_of(module)} has no {attribute!r}{_meant(module)}"]
+            )
         found = getattr(found, part)
     if not isinstance(found, App):
         raise BadConfiguration(
             [f"APP is {name!r}: that is a {type(found).__name__}, no dtq_child.App{_meant(module)}"]
         )
     return found
+
+
+def _file_of(module: ModuleType) -> str:
+    """A file of the application that is called like a module in use already is not what was found."""
+    file = getattr(module, "__file__", None)
+    return f" {file}" if isinstance(file, str) else ""
 
 
 def _meant(module: ModuleType) -> str:

@@ -28,6 +28,12 @@ def write_to(fd: int) -> None:
     _make_room()
 
 
+def show_faults() -> None:
+    """From now on a fatal error writes all stacks to standard error: for whoever has no file yet."""
+    faulthandler.enable(file=2, all_threads=True)
+    _make_room()
+
+
 def _make_room() -> None:
     """Gives signal handlers a stack on which many can be nested.
 

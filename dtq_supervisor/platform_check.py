@@ -19,6 +19,10 @@ def unsupported() -> str:
     missing = [name for name in ("pidfd_open", "memfd_create") if not hasattr(os, name)]
     if missing:
         return f"dtq-supervisor needs os.{missing[0]}, which this build of Python lacks: run `dtq dev`"
+    try:
+        os.getcwd()
+    except OSError as error:
+        return f"the working directory is gone ({error.strerror}): start in one that exists"
     return ""
 
 

@@ -17,7 +17,9 @@ from dtq_child import protocol
 from dtq_child.protocol import PART, PROTOCOL, Assembler, Garbled
 from dtq_child.signals import OPERATOR_SIGNALS
 
-COMMAND = (sys.executable, "-m", "dtq_child.template")
+# -P: a redis.py or queue.py in the application's folder is not for what dtq imports. The loader adds the
+# folder.
+COMMAND = (sys.executable, "-P", "-m", "dtq_child.template")
 PACKETS_AT_ONCE = 1000
 
 _NUMBERS = {"forked": ("slot", "life", "row", "pid"), "fork_failed": ("slot", "life", "row")}

@@ -1,0 +1,146 @@
+"""An application may do anything at its import, and lie in a folder of any content: either its tasks run, or
+its operator is told in one line what stands in the way."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+
+from dtq_child import App
+from tests.conftest import SupervisorStarter
+from tests.support.processes import look
+from tests.support.servers import RedisServer
+from tests.support.supervisor import ROOT, SupervisorProcess
+from tests.support.waiting import until
+
+SUPERVISOR = (sys.executable, "-m", "dtq_supervisor")
+
+
+def written(folder: Path, **modules: str) -> Path:
+    for name, code in modules.items():
+        (folder / f"{name}.py").write_text(textwrap.dedent(code))
+    return folder
+
+
+def run(folder: Path, *arguments: str, **env: str) -> subprocess.CompletedProcess[str]:
+    """A supervisor that is to end by itself."""
+    clean = {name: value for name, value in os.environ.items() if not name.startswith("DTQ_")}
+    return subprocess.run(
+        [*SUPERVISOR, *arguments],
+        cwd=folder,
+        env={**clean, "PYTHONPATH": str(ROOT), **env},
+        capture_output=True,
+        text=True,
+        timeout=20,
+        check=False,
+    )
+
+
+SHOP = """
+    import os
+    from dtq_child import App
+    app = App()
+    @app.task(name="where")
+    def where():
+        return [os.getpid(), __file__]
+"""
+
+
+# --- the folder
+
+
+@pytest.mark.parametrize("flags", [[], ["--no-preload"]])
+def test_modules_called_like_those_that_dtq_needs_are_in_nobodys_way(
+    tmp_path: Path, redis_server: RedisServer, flags: list[str]
+) -> None:
+    """They are not what dtq imports; what the application imports by other names comes from its folder."""
+    names = ("redis", "queue", "orjson", "logging", "select", "subprocess", "psutil", "dtq_child")
+    ours = dict.fromkeys(names, "raise ImportError('not what you look for')")
+    folder = written(tmp_path, shop=f"import mailing\n{textwrap.dedent(SHOP)}", mailing="", **ours)
+    url = redis_server.url
+    done = run(folder, "shop:app", "--procs", "1", "--redis-url", url, "--burst", *flags)
+    assert done.returncode == 0, done.stderr
+
+
+def test_an_application_called_like_a_module_in_use_is_told_which_one_was_found(
+    tmp_path: Path, redis_server: RedisServer
+) -> None:
+    done = run(written(tmp_path, queue=SHOP), "queue:app", "--redis-url", redis_server.url)
+    assert done.returncode == 78, done.stderr
+    assert "queue.py has no 'app'" in done.stderr
+
+
+def test_a_folder_that_is_gone_is_one_line(tmp_path: Path) -> None:
+    folder = tmp_path / "gone"
+    folder.mkdir()
+    program = (
+        "import os, sys; os.rmdir(os.getcwd()); "
+        "os.execv(sys.executable, [sys.executable, '-m', 'dtq_supervisor', 'shop:app'])"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        cwd=folder,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=20,
+        check=False,
+    )
+    assert done.returncode == 78, done.stderr
+    assert "the working directory is gone" in done.stderr
+    assert len(done.stderr.splitlines()) == 1
+
+
+# --- the import
+
+
+def test_a_crash_at_the_import_shows_where(tmp_path: Path, redis_server: RedisServer) -> None:
+    folder = written(tmp_path, shop="def deep():\n    import ctypes; ctypes.string_at(0)\ndeep()")
+    done = run(folder, "shop:app", "--procs", "1", "--redis-url", redis_server.url)
+    assert done.returncode == 4, done.stderr
+    assert "SIGSEGV" in done.stderr
+    assert f'File "{folder}/shop.py", line 2 in deep' in done.stderr
+
+
+def test_a_syntax_error_shows_its_file_and_line(tmp_path: Path, redis_server: RedisServer) -> None:
+    done = run(written(tmp_path, shop="x = 1\ndef x(:\n"), "shop:app", "--redis-url", redis_server.url)
+    assert done.returncode == 4, done.stderr
+    assert f"{tmp_path}/shop.py" in done.stderr
+    assert "def x(:" in done.stderr
+
+
+IN_THE_COPY = {
+    "comes back": "pass",
+    "comes back late": "import time; time.sleep(0.5)",
+    "raises": "raise ValueError",
+    "ends": "raise SystemExit(3)",
+}
+
+
+@pytest.mark.parametrize("flags", [[], ["--no-preload"]])
+@pytest.mark.parametrize("how", IN_THE_COPY)
+def test_a_process_that_the_import_forks_is_no_second_template_and_no_second_child(
+    tmp_path: Path, start_supervisor: SupervisorStarter, redis_server: RedisServer, flags: list[str], how: str
+) -> None:
+    """It has our socket, or our place on the scoreboard."""
+    fork = "with open('forked', 'a') as file: file.write(f'{forked} ')"
+    code = f"{textwrap.dedent(SHOP)}\nforked = os.fork()\nif not forked: {IN_THE_COPY[how]}\n{fork}\n"
+    env = {"PYTHONPATH": f"{written(tmp_path, shop=code)}:{ROOT}"}
+    pool = start_supervisor("shop:app", server=redis_server, procs=1, flags=flags, env=env)
+    app = App(redis_url=redis_server.url)
+
+    first = app.enqueue("where").result(timeout=10)
+    assert app.enqueue("where").result(timeout=10) == first
+    until(lambda: copies_are_gone(pool), 5, pool.describe)
+    assert pool.log().count("came back from it, and is ended") == (0 if how == "ends" else 1)
+    assert pool.stop() == 0
+
+
+def copies_are_gone(pool: SupervisorProcess) -> bool:
+    forked = {int(pid) for pid in (pool.folder / "forked").read_text().split()} - {0}
+    return all((found := look(pid)) is None or found.status == "zombie" for pid in forked)
