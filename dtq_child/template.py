@@ -34,7 +34,7 @@ from typing import Any, NoReturn
 
 import setproctitle
 
-from dtq_child import child, executioner, hazards, logs, newborn, prctl
+from dtq_child import child, executioner, hazards, logs, newborn, prctl, stacks
 from dtq_child.app import App
 from dtq_child.error_text import error_text
 from dtq_child.executioner import Ward
@@ -133,6 +133,7 @@ class Template:
         )
 
     def _preloaded(self) -> bool:
+        stacks.show_faults()
         # An import that hangs must not outlive the supervisor.
         prctl.on_parents_death(signal.SIGKILL)
         if os.getppid() != self._supervisor_pid:
