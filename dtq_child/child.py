@@ -14,6 +14,7 @@ import codecs
 import logging
 import os
 import time
+from math import inf
 
 import setproctitle
 
@@ -23,6 +24,7 @@ from dtq_child.errors import BrokerError
 from dtq_child.guards import quiet_strays
 from dtq_child.keys import Keys, consumer
 from dtq_child.leash import Leash
+from dtq_child.oddities import Oddities
 from dtq_child.protocol import ChildContext
 from dtq_child.runner import Runner
 from dtq_child.settings import Settings
@@ -100,6 +102,7 @@ class Child:
         self._many = len(settings.queues) > _MANY_QUEUES
         self._looked_everywhere = 0.0
         self._problems: set[str] = set()
+        self._oddities = Oddities()
 
     def work(self) -> None:
         """Until told to end; then nothing is left in hand."""
@@ -114,6 +117,7 @@ class Child:
         self._leave()
 
     def close(self) -> None:
+        self._oddities.tell(inf)
         self._row.exiting()
         self._runner.close()
         self._link.close()
@@ -175,6 +179,8 @@ class Child:
             self._hold(reply.held)
         if reply.counts:
             self._row.count("absorbed", reply.counts.get("absorbed", 0))
+            self._oddities.note(reply.counts)
+            self._oddities.tell(time.monotonic())
         for problem in reply.problems:
             if problem not in self._problems:
                 self._problems.add(problem)
@@ -240,7 +246,9 @@ class Child:
     # Idle.
 
     def _idle(self) -> None:
-        self._row.ready(time.monotonic())
+        now = time.monotonic()
+        self._row.ready(now)
+        self._oddities.tell(now)
         if self._title != self._idle_title:
             self._show(self._idle_title)
 

@@ -8,8 +8,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from random import random, uniform
 
+from dtq_child import oddities
 from dtq_child.errors import BrokerError
-from dtq_supervisor import strays
+from dtq_supervisor import fate, strays
 from dtq_supervisor.duty import RedisDuty
 from dtq_supervisor.holdings import children
 from dtq_supervisor.judgement import crash_delays
@@ -137,7 +138,13 @@ class Reaper(RedisDuty):
             say("warning", "clock_jumped", {"seconds": jump_ms / 1000})
         self.counts.update(reaped.counts)
         for task_id, what in reaped.told:
-            say("info" if what == "taken" else "warning", "reaped", {"task_id": task_id, "what": what})
+            say(
+                "info" if what == "taken" else "warning",
+                "reaped",
+                {"task_id": task_id, "what": what, "fate": fate.OF_OTHERS.get(what, what)},
+            )
+        for odd in oddities.words(reaped.counts):
+            say("warning", "odd", {"words": odd})
         now = time.monotonic()
         for problem in reaped.problems:
             if now >= self._said.get(problem, 0.0):

@@ -8,9 +8,11 @@ from collections import Counter, deque
 from dataclasses import dataclass, replace
 from random import random
 
+from dtq_child import oddities
 from dtq_child.errors import BrokerUnavailable
 from dtq_supervisor.duty import RedisDuty
 from dtq_supervisor.events import DeathSettled, Fact, Level
+from dtq_supervisor.fate import fate
 from dtq_supervisor.judgement import Death, judge
 from dtq_supervisor.line import Line, counts_of, pairs_of
 from dtq_supervisor.logs import say
@@ -82,17 +84,18 @@ class Settler(RedisDuty):
             if not self._changed.wait_for(lambda: bool(self._deaths), IDLE_S):
                 return 0.0
             death = self._deaths[0]
-        self._tell(death, self._settle(death))
+        random01 = random()
+        self._tell(death, self._settle(death, random01), random01)
         with self._changed:
             self._deaths.remove(death)
             self._changed.notify_all()
         self.seat.inbox.put(DeathSettled(death.slot, death.life))
         return 0.0
 
-    def _settle(self, death: Death) -> Settled:
+    def _settle(self, death: Death, random01: float) -> Settled:
         board = self.seat.scoreboard
         try:
-            return settle_dead(self.line, death, not self.seat.children_claim(), random())
+            return settle_dead(self.line, death, not self.seat.children_claim(), random01)
         except BrokerUnavailable:
             raise
         except Exception:
@@ -104,13 +107,13 @@ class Settler(RedisDuty):
             # Answered or not: what it may have parked is looked for.
             board.park_changed()
 
-    def _tell(self, death: Death, settled: Settled) -> None:
+    def _tell(self, death: Death, settled: Settled, random01: float) -> None:
+        judgement = judge(death, random01)
         for task_id, what in settled.told:
             level: Level = "info" if what == "released" else "warning"
-            facts: dict[str, Fact] = {
-                "slot": death.slot,
-                "life": death.life,
-                "task_id": task_id,
-                "what": what,
-            }
-            say(level, "settled", facts)
+            facts: dict[str, Fact] = {"slot": death.slot, "life": death.life, "task_id": task_id}
+            if judgement.named and judgement.named.task_id == task_id:
+                facts["queue"] = self.line.keys.split_stream(judgement.named.stream)[0]
+            say(level, "settled", facts | fate(task_id, what, judgement, random01))
+        for odd in oddities.words(settled.counts):
+            say("warning", "odd", {"words": odd})

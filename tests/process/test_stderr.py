@@ -1,4 +1,5 @@
-"""What stands behind 0, 1 and 2 changes no outcome: a pipe that nobody reads, or nothing at all."""
+"""What stands behind 0, 1 and 2 changes no outcome: a pipe that nobody reads, or nothing at all. And what
+whoever reads it learns."""
 
 from __future__ import annotations
 
@@ -9,6 +10,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -19,7 +21,8 @@ from tests.support.ledger import VARIABLE as LEDGER
 from tests.support.ledger import Ledger
 from tests.support.processes import descriptors, tree
 from tests.support.servers import RedisServer
-from tests.support.supervisor import ROOT
+from tests.support.supervisor import ROOT, SupervisorProcess
+from tests.support.waiting import until
 
 
 @pytest.fixture
@@ -114,3 +117,43 @@ def test_without_a_stderr_bad_configuration_still_has_its_exit_code(tmp_path: Pa
     env = {**os.environ, "PYTHONPATH": str(ROOT)}
     ran = subprocess.run(["sh", "-c", command], cwd=tmp_path, env=env, timeout=20, check=False)
     assert ran.returncode == 78
+
+
+def lines_of(pool: SupervisorProcess, words: str) -> list[dict[str, Any]]:
+    found = (line for line in pool.log().splitlines() if words in line)
+    return [json.loads(line) for line in found]
+
+
+def test_entries_that_are_no_tasks_do_not_go_without_a_word(
+    start_supervisor: SupervisorStarter, redis_server: RedisServer, producer: Producer
+) -> None:
+    pool = start_supervisor(server=redis_server, procs=1).wait_ready()
+    for stream in ("p5", "p9"):
+        redis_server.cli("XADD", f"dtq:stream:default:{stream}", "*", "what", "is this")
+    # A state that this version does not know.
+    redis_server.cli("HSET", "dtq:task:odd", "task_id", "odd", "status", "bogus")
+    fields = {"task_id": "odd", "queue": "default", "task_type": "noop", "payload": "{}", "attempt": "1"}
+    fields |= {"max_attempts": "", "priority": "5", "timeout_ms": "", "idempotency_key": ""}
+    redis_server.cli(
+        "XADD", "dtq:stream:default:p5", "*", *(word for pair in fields.items() for word in pair)
+    )
+    producer.wait(producer.send("noop", {}), Status.SUCCEEDED)
+    assert pool.stop(timeout=10) == 0
+    assert lines_of(pool, "read as")
+    assert lines_of(pool, "removed unexecuted")
+
+
+def test_the_log_names_the_task_of_a_dead_child_and_what_became_of_it(
+    start_supervisor: SupervisorStarter, redis_server: RedisServer, producer: Producer
+) -> None:
+    pool = start_supervisor(server=redis_server, procs=1).wait_ready()
+    task_id = producer.send("os_exit", {"code": 3}, max_crashes=2)
+    producer.wait(task_id, Status.DEAD_LETTERED)
+    until(lambda: len(lines_of(pool, "is settled")) == 2, 5, pool.describe)
+    first, second = lines_of(pool, "is settled")
+    assert first["message"].endswith(f"task {task_id} (os_exit) runs again at once, crash 1 of 2")
+    assert second["message"].endswith(f"task {task_id} (os_exit) is dead-lettered: PoisonTask, crash 2 of 2")
+    told = {name: second[name] for name in ("task_type", "queue", "attempt", "slot", "task_id")}
+    assert told == {"task_type": "os_exit", "queue": "default", "attempt": 1, "slot": 0, "task_id": task_id}
+    assert {set(line) >= {"ts", "level", "worker", "pid"} for line in lines_of(pool, "{")} == {True}
+    assert all(line["ts"].endswith("Z") for line in lines_of(pool, "{"))
