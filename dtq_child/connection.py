@@ -270,6 +270,7 @@ def connector(url: str, reply_timeout_s: float = REPLY_TIMEOUT_S) -> Callable[[]
         parsed = dict(parse_url(url))  # type: ignore[no-untyped-call]
     except ValueError as error:
         raise BadConfiguration([f"redis url: {error}"]) from error
+    _check_host(parsed.get("host") or "")
     kind = parsed.pop("connection_class", Connection)
     for name in _OURS:
         parsed.pop(name, None)
@@ -279,6 +280,17 @@ def connector(url: str, reply_timeout_s: float = REPLY_TIMEOUT_S) -> Callable[[]
     else:
         given.setdefault("socket_keepalive", True)
     return _tried(kind, given)
+
+
+def _check_host(name: str) -> None:
+    """For some names the resolver raises a UnicodeError at each connect: that is no outage, and never ends.
+    The name is not shown: in a URL that is broken it may be part of the password."""
+    try:
+        name.encode("idna")
+    except UnicodeError as error:
+        raise BadConfiguration(
+            ["redis url: no host has such a name: a part of it is empty or too long"]
+        ) from error
 
 
 def _tried(kind: type, given: dict[str, Any]) -> Callable[[], RawConnection]:
@@ -292,6 +304,8 @@ def _tried(kind: type, given: dict[str, Any]) -> Callable[[], RawConnection]:
 
 def _sentinel_connector(url: str, reply_timeout_s: float) -> Callable[[], RawConnection]:
     wanted = parse_sentinel_url(url)
+    for host, _ in wanted.nodes:
+        _check_host(host)
     kind: type[Connection] = SSLConnection if wanted.ssl else Connection
     given = {**_options(reply_timeout_s), "protocol": wanted.protocol, "db": wanted.db}
     given |= {"username": wanted.user, "password": wanted.password, "socket_keepalive": True}

@@ -129,3 +129,15 @@ def test_check_says_how_many_children_there_would_be(given: str) -> None:
     told = subprocess.run([*PROGRAM, "a:b", *flags], capture_output=True, text=True, env=env, check=True)
     (line,) = [line for line in told.stdout.splitlines() if line.startswith("procs ")]
     assert line.split()[1] == given or (line.split()[1].isdigit() and "default: " in line)
+
+
+def test_too_few_descriptors_are_named_with_the_fix_and_no_traceback(
+    tmp_path: Path, redis_server: RedisServer
+) -> None:
+    words = [*PROGRAM, "tests.support.handlers:app", "--procs", "64", "--redis-url", redis_server.url]
+    env = {**os.environ, "PYTHONPATH": str(ROOT)}
+    shell = ["sh", "-c", 'ulimit -n 48 && exec "$@"', "sh", *words]
+    done = subprocess.run(shell, cwd=tmp_path, env=env, capture_output=True, text=True, check=False)
+    assert done.returncode == 78, done.stderr
+    assert "LimitNOFILE" in done.stderr
+    assert "Traceback" not in done.stderr
