@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import itertools
 import sys
 import time
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
+
+import orjson
 
 from dtq_child import App, Call, Handle, Record, Status
 from dtq_child.broker import Broker
-from dtq_child.task import text
 
 WIDTH = 40
+STACK_LINES = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,10 +61,10 @@ class Watch:
         self._bar()
         return depth == 0 and not self.waiting
 
-    def _cause(self, record: Record) -> str:
+    def _cause(self, record: Record) -> Mapping[str, Any]:
         letter_id = record.get("dead_letter_id")
         letter = self.broker.dead_letter(letter_id) if letter_id else None
-        return text(letter["cause"]) if letter else ""
+        return orjson.loads(letter["cause"] or b"{}") if letter else {}
 
     def _say(self, lines: list[str]) -> None:
         clear = f"\r{' ' * (WIDTH + 40)}\r" if self.terminal else ""
@@ -85,11 +90,11 @@ def broker_of(app: App) -> Broker:
     return broker
 
 
-def _fate(misfits: Misfits, task_id: str, record: Record, result: bytes | None, cause: str) -> list[str]:
+def _fate(
+    misfits: Misfits, task_id: str, record: Record, result: bytes | None, cause: Mapping[str, Any]
+) -> list[str]:
     if task_id == misfits.hangs.task_id:
-        head = (
-            f"  * a task hung inside C code: killed at its timeout ({record.get('last_error')}). Its stack:"
-        )
+        head = f"  * a task hung inside C code: {record.get('last_error')}. Where it was:"
         return [head, *_stack(record.get("traceback"))]
     if task_id == misfits.dies_once.task_id:
         again = float(result or b"nan")
@@ -100,15 +105,27 @@ def _fate(misfits: Misfits, task_id: str, record: Record, result: bytes | None, 
     if task_id == misfits.fails_once.task_id:
         return [f"  * a task failed ({error}) and succeeded at attempt {record.get('attempt')}"]
     return [
-        f"  * a task crashed its process every time and was put aside ({error})",
-        f"      cause in the dead letter: {cause}",
+        f"  * a task crashed its process {record.get('crashes')} times, its limit, and was put aside",
+        *_told(cause),
         *_stack(record.get("traceback")),
     ]
 
 
+def _told(cause: Mapping[str, Any]) -> list[str]:
+    """The parts of a dead letter's cause, without the stack."""
+    memory, cpu = cause.get("max_rss_bytes", 0) / 1e6, cause.get("cpu_ms", 0)
+    return [
+        f"      its dead letter keeps the cause: {cause.get('signal')}, sent by {cause.get('killed_by')}",
+        f"      (that is {cause.get('certainty')}), while {cause.get('phase')}, "
+        f"with {memory:.0f} MB of memory, after {cpu} ms of CPU. Where it was:",
+    ]
+
+
 def _stack(text: str) -> list[str]:
-    lines = [line for line in text.splitlines() if line.strip()]
-    return [f"      {line}" for line in lines[:8]]
+    """Of the task; the frames below it are dtq's."""
+    frames = [line.strip() for line in text.splitlines() if line.startswith("  File")]
+    own = itertools.takewhile(lambda line: "/dtq_child/" not in line, frames)
+    return [f"        {line}" for line in itertools.islice(own, STACK_LINES)]
 
 
 def report(
@@ -127,24 +144,27 @@ def report(
     values = [handle.result(timeout=1) for handle in handles if handle.status() == Status.SUCCEEDED]
     source, packed = sum(value["bytes"] for value in values), sum(value["packed"] for value in values)
     executions = [record.executions()[-1] for record in done]
-    per_child = Counter(str(execution["consumer"]).rpartition(":")[2] for execution in executions)
+    per_child = Counter(_slot(str(execution["consumer"])) for execution in executions)
     cpu = sum(float(execution.get("cpu_ms", 0)) for execution in executions) / 1000
     print(
         f"\n  {len(done)} files, {source / 1e6:.1f} MB of source, {sum(v['tokens'] for v in values):,} tokens"
     )
     print(f"  compressed to {packed / 1e6:.1f} MB ({packed / max(1, source):.0%})")
     print(f"  {seconds:.1f} s: {len(done) / seconds:.0f} tasks/s, {source / 1e6 / seconds:.2f} MB/s")
-    print(f"  CPU in handlers {cpu:.1f} s = {cpu / seconds:.2f} of {procs} processes busy")
-    print(
-        "  tasks per child (slot.life): "
-        + ", ".join(f"{child}: {count}" for child, count in sorted(per_child.items()))
-    )
+    print(f"  CPU time of the tasks {cpu:.1f} s: {cpu / seconds:.2f} of {procs} processes busy on average")
+    shares = ", ".join(f"{count} by child {slot}" for slot, count in sorted(per_child.items()))
+    print(f"  files packed: {shares} (a child that died was replaced under its number)")
     problems = _problems(broker, misfits, len(handles), len(done), exit_code, leftovers)
     for problem in problems:
         print(f"  NOT AS PROMISED: {problem}")
     if not problems:
         print("  every task has exactly one outcome, every queue is empty, no process is left.")
     return 1 if problems else 0
+
+
+def _slot(consumer: str) -> int:
+    """The 3 of `<worker>:3.7`: the seventh child in that place."""
+    return int(consumer.rpartition(":")[2].partition(".")[0])
 
 
 def _problems(
