@@ -22,6 +22,7 @@ from redis.connection import Connection, SSLConnection, UnixDomainSocketConnecti
 from redis.retry import Retry
 from redis.sentinel import Sentinel
 
+from dtq_child import std_streams
 from dtq_child.errors import BadConfiguration, BrokerError, BrokerRefused, BrokerUnavailable, RedisOutOfMemory
 from dtq_child.sentinel_url import parse_sentinel_url
 from dtq_child.wire import Direct, Exchange, RawConnection, Through
@@ -142,6 +143,8 @@ class Link:
 
     def _open(self) -> Exchange:
         try:
+            # A task may have closed them: what the next one prints would be written to Redis.
+            std_streams.open_closed()
             raw = self._make()
             timeout_s = getattr(raw, "socket_timeout", None) or REPLY_TIMEOUT_S
             if self.deadline is not None:

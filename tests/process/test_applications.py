@@ -8,6 +8,7 @@ import subprocess
 import sys
 import textwrap
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -139,6 +140,39 @@ def test_a_process_that_the_import_forks_is_no_second_template_and_no_second_chi
     until(lambda: copies_are_gone(pool), 5, pool.describe)
     assert pool.log().count("came back from it, and is ended") == (0 if how == "ends" else 1)
     assert pool.stop() == 0
+
+
+# --- its tasks
+
+
+def test_what_a_task_prints_never_goes_to_redis(
+    tmp_path: Path, start_supervisor: SupervisorStarter, redis_server: RedisServer
+) -> None:
+    """Another one has closed the standard streams, and the connection is then made anew."""
+    code = """
+        import os
+        from dtq_child import App
+        app = App()
+        @app.task(name="close")
+        def close():
+            os.closerange(0, 3)
+        @app.task(name="say")
+        def say():
+            for fd in (1, 2):
+                os.write(fd, b"SET said 1\\r\\n")
+            return [os.readlink(f"/proc/self/fd/{fd}") for fd in range(3)]
+    """
+    env = {"PYTHONPATH": f"{written(tmp_path, shop=code)}:{ROOT}"}
+    start_supervisor("shop:app", server=redis_server, procs=1, env=env)
+    app = App(redis_url=redis_server.url)
+    redis: Any = redis_server.client()
+    assert app.enqueue("close").result(timeout=10) is None
+    redis.execute_command("CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes")
+
+    say = App(redis_url=redis_server.url).enqueue("say")
+    assert say.result(timeout=10) == ["/dev/null"] * 3
+    assert redis.get("said") is None
+    assert [execution.get("outcome") for execution in say.record().executions()] == ["succeeded"]
 
 
 def copies_are_gone(pool: SupervisorProcess) -> bool:
