@@ -4,6 +4,7 @@ blocked."""
 from __future__ import annotations
 
 import os
+import resource
 import signal
 import time
 
@@ -35,6 +36,13 @@ def offer_to_oom_killer() -> None:
             file.write(str(score))
     except (OSError, ValueError):
         return  # a hidden or read-only /proc: the kernel's own choice is no worse than without us
+
+
+def limit_descriptors(soft: int | None) -> None:
+    """Gives the limit back that the supervisor found, and has raised for itself. None: it has not."""
+    if soft is not None:
+        _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
 def take_signals(dump_fd: int) -> None:

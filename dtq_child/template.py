@@ -100,6 +100,7 @@ class Template:
         board = hello["scoreboard"]
         self._board = Scoreboard.attach(board["fd"], board["rows"])
         self._dump_fds: list[int] = hello["dump_fds"]
+        self._descriptor_limit: int | None = hello.get("descriptor_limit")
         for fd in (self._board.fd, *self._dump_fds):
             os.set_inheritable(fd, False)
         self._app: App | None = None
@@ -269,6 +270,7 @@ class Template:
             return 0
         dump_fd = self._dump_fds[birth.row]
         self._let_go(dump_fd)
+        newborn.limit_descriptors(self._descriptor_limit)
         newborn.offer_to_oom_killer()
         newborn.take_signals(dump_fd)
         self._board.child_row(birth.row).born(os.getpid())

@@ -42,13 +42,17 @@ def assemble(
     worker_id: str,
     signals: SignalNotes,
     embedded: EmbeddedRedis | None = None,
+    descriptor_limit: int | None = None,
 ) -> Supervisor:
-    """`signals` are installed already; `embedded` runs already, and the settings' URL is its."""
+    """`signals` are installed already; `embedded` runs already, and the settings' URL is its.
+    `descriptor_limit`: what children get, if it is not ours."""
     pool = Pool.of(procs, policy_of(settings), rows_for(procs))
     board = Scoreboard.create(rows_for(procs))
     board.set_claiming(False)  # before Redis has been found fit
     seat = take_seat(settings, procs, worker_id, board)
-    nursery = Nursery(lambda generation: begin_template(seat, crew, generation), settings.app or "")
+    nursery = Nursery(
+        lambda generation: begin_template(seat, crew, generation, descriptor_limit), settings.app or ""
+    )
     crew = Crew(board, nursery.processes)
     if embedded is not None:
         nursery.processes.add_other("redis", embedded.pid)
@@ -116,7 +120,7 @@ def rows_for(procs: int) -> int:
     return procs + max(1, procs // 4)
 
 
-def begin_template(seat: Seat, crew: Crew, generation: int) -> TemplateHandle:
+def begin_template(seat: Seat, crew: Crew, generation: int, descriptor_limit: int | None) -> TemplateHandle:
     """Raises OSError."""
     settings, board = seat.settings, seat.scoreboard
     hello: dict[str, Any] = {
@@ -128,5 +132,6 @@ def begin_template(seat: Seat, crew: Crew, generation: int) -> TemplateHandle:
         "settings": settings.to_json(),
         "scoreboard": {"fd": board.fd, "rows": board.rows},
         "dump_fds": crew.dumps.fds,
+        "descriptor_limit": descriptor_limit,
     }
     return start_template(generation, hello)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import dataclasses
-import errno
 import logging
 import os
 import sys
@@ -20,8 +19,8 @@ from dtq_child.keys import new_worker_id
 from dtq_child.setting import SUPERVISOR, mask_url
 from dtq_child.settings import Loaded, Settings, describe, load
 from dtq_child.version import VERSION
-from dtq_supervisor import embedded, logs
-from dtq_supervisor.assembly import assemble
+from dtq_supervisor import descriptors, embedded, logs
+from dtq_supervisor.assembly import assemble, rows_for
 from dtq_supervisor.cpus import default_procs
 from dtq_supervisor.flags import add_arguments
 from dtq_supervisor.logs import say
@@ -103,31 +102,23 @@ def _run(loaded: Loaded, worker_id: str) -> int:
     prctl.become_subreaper()
     signals = SignalNotes()
     signals.install()
+    procs, origin = (loaded.settings.procs, "as told") if loaded.settings.procs else default_procs()
+    found = descriptors.make_room(procs, rows_for(procs))
     redis = embedded.start() if loaded.settings.embedded else None
     try:
         settings = _with_redis(loaded.settings, redis)
-        procs, origin = (settings.procs, "as told") if settings.procs else default_procs()
         _introduce(settings, worker_id, procs, origin)
-        with _enough_descriptors(procs):
-            supervisor = assemble(
-                settings, procs=procs, worker_id=worker_id, signals=signals, embedded=redis
-            )
-        return supervisor.run()
+        return assemble(
+            settings,
+            procs=procs,
+            worker_id=worker_id,
+            signals=signals,
+            embedded=redis,
+            descriptor_limit=found,
+        ).run()
     finally:
         if redis is not None:
             redis.stop()
-
-
-@contextlib.contextmanager
-def _enough_descriptors(procs: int) -> Iterator[None]:
-    """What is taken before the first child: a memfd for each, for its stacks."""
-    try:
-        yield
-    except OSError as error:
-        if error.errno not in (errno.EMFILE, errno.ENFILE):
-            raise
-        fix = "allow more (ulimit -n, LimitNOFILE= of the unit), or fewer --procs"
-        raise BadConfiguration([f"{procs} children: {error.strerror}: {fix}"]) from error
 
 
 def _with_redis(settings: Settings, redis: embedded.EmbeddedRedis | None) -> Settings:

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from dtq_child import App
+from dtq_supervisor.descriptors import MARGIN
 from tests.conftest import SupervisorStarter
 from tests.support.processes import look
 from tests.support.servers import RedisServer
@@ -28,13 +29,15 @@ def written(folder: Path, **modules: str) -> Path:
     return folder
 
 
-def run(folder: Path, *arguments: str, **env: str) -> subprocess.CompletedProcess[str]:
+def run(
+    folder: Path, *arguments: str, program: tuple[str, ...] = SUPERVISOR
+) -> subprocess.CompletedProcess[str]:
     """A supervisor that is to end by itself."""
     clean = {name: value for name, value in os.environ.items() if not name.startswith("DTQ_")}
     return subprocess.run(
-        [*SUPERVISOR, *arguments],
+        [*program, *arguments],
         cwd=folder,
-        env={**clean, "PYTHONPATH": str(ROOT), **env},
+        env={**clean, "PYTHONPATH": str(ROOT)},
         capture_output=True,
         text=True,
         timeout=20,
@@ -173,6 +176,56 @@ def test_what_a_task_prints_never_goes_to_redis(
     assert say.result(timeout=10) == ["/dev/null"] * 3
     assert redis.get("said") is None
     assert [execution.get("outcome") for execution in say.record().executions()] == ["succeeded"]
+
+
+# --- descriptors
+
+
+def test_more_children_than_descriptors_raise_the_limit_for_all_but_the_tasks(
+    tmp_path: Path, start_supervisor: SupervisorStarter, redis_server: RedisServer
+) -> None:
+    """As many as the kernel lets us; the tasks find the limit that the service was given."""
+    code = """
+        import resource
+        from dtq_child import App
+        app = App()
+        limit = resource.getrlimit(resource.RLIMIT_NOFILE)
+        @app.task(name="limits")
+        def limits():
+            return [limit, resource.getrlimit(resource.RLIMIT_NOFILE)]
+    """
+    pool = start_supervisor(
+        "shop:app",
+        server=redis_server,
+        procs=12,
+        env={"PYTHONPATH": f"{written(tmp_path, shop=code)}:{ROOT}"},
+        program=limited_to(soft=80, hard=4096),
+    )
+    app = App(redis_url=redis_server.url)
+    needed = 12 + 15 + MARGIN
+    assert app.enqueue("limits").result(timeout=10) == [[needed + 80, 4096], [80, 4096]]
+    assert pool.stop() == 0
+
+
+def test_a_limit_that_cannot_be_raised_is_one_line_with_the_need(
+    tmp_path: Path, redis_server: RedisServer
+) -> None:
+    for most, procs, needed in ((1024, 900, 900 + 1125 + MARGIN), (24, 1, 1 + 2 + MARGIN)):
+        told = ("shop:app", "--procs", str(procs), "--redis-url", redis_server.url)
+        done = run(written(tmp_path, shop=SHOP), *told, program=limited_to(soft=most, hard=most))
+        assert done.returncode == 78, done.stderr
+        refusal = f"{procs} children need {needed} descriptors, and at most {most} are allowed"
+        assert refusal in done.stderr.splitlines()[-1]
+        assert "Traceback" not in done.stderr
+
+
+def limited_to(*, soft: int, hard: int) -> tuple[str, ...]:
+    code = (
+        "import os, resource, sys; "
+        f"resource.setrlimit(resource.RLIMIT_NOFILE, ({soft}, {hard})); "
+        "os.execv(sys.executable, [sys.executable, '-m', 'dtq_supervisor', *sys.argv[1:]])"
+    )
+    return (sys.executable, "-c", code)
 
 
 def copies_are_gone(pool: SupervisorProcess) -> bool:
