@@ -18,6 +18,7 @@ from dtq_child.handle import Handle
 from dtq_child.hooks import Hooks
 from dtq_child.ids import new_task_id
 from dtq_child.off_loop import in_thread
+from dtq_child.refusal import describe
 from dtq_child.retry import Backoff
 from dtq_child.settings import Settings
 from dtq_child.task import Call, Record, check_task_id, check_task_type
@@ -247,7 +248,7 @@ class App:
 
         Raises EnqueueManyError, also when `calls` itself fails: it carries the handles accepted before. If
         its cause is BrokerUnavailable the batch may have been accepted; sending the same Call objects again
-        is safe."""
+        is safe. Raises TypeError for what is no Call, if nothing has been accepted yet."""
         if isinstance(batch, bool) or not isinstance(batch, int) or not 1 <= batch <= BATCH_MAX:
             raise InvalidTask(f"batch {batch!r}: a whole number from 1 to {BATCH_MAX} is needed")
         handles: list[Handle] = []
@@ -255,6 +256,8 @@ class App:
             for some in _batches(calls, batch):
                 handles += self._accepted(self.broker.enqueue(some))
         except Exception as error:
+            if isinstance(error, NoCall) and not handles:
+                raise
             raise EnqueueManyError(handles, error) from error
         return handles
 
@@ -284,13 +287,17 @@ def connect(settings: Settings) -> TaskBroker:
     return cast(TaskBroker, module.Broker(settings))
 
 
+class NoCall(TypeError):
+    """Something else among the calls to be enqueued."""
+
+
 def _batches(calls: Iterable[Call], count: int) -> Iterator[list[Call]]:
     """Lists of at most `count` calls and, but for single ones, BATCH_BYTES of payload."""
     batch: list[Call] = []
     size = 0
     for call in calls:
         if not isinstance(call, Call):
-            raise InvalidTask(f"{call!r} is no Call: make one by task.call(…) or app.call(…)")
+            raise NoCall(f"{describe(call)} is no Call: make one by task.call(…) or app.call(…)")
         if batch and (len(batch) == count or size + len(call.payload) > BATCH_BYTES):
             yield batch
             batch, size = [], 0

@@ -352,6 +352,15 @@ def test_a_batch_that_fails_tells_what_was_accepted_before_it(app: App, notebook
     )
 
 
+@pytest.mark.parametrize("wrong", [1, "t", None, {"n": 1}])
+def test_what_is_no_call_is_a_type_error_unless_something_was_accepted(app: App, wrong: Any) -> None:
+    with pytest.raises(TypeError, match=r"is no Call: make one by task\.call"):
+        app.enqueue_many([*calls(app, 1), wrong])
+    with pytest.raises(EnqueueManyError, match="is no Call") as caught:
+        app.enqueue_many([*calls(app, 3), wrong], batch=2)
+    assert len(caught.value.accepted) == 2
+
+
 def test_a_producer_that_fails_midway_learns_what_was_accepted(app: App) -> None:
     def broken() -> Iterator[Call]:
         yield from calls(app, 3)
@@ -361,11 +370,6 @@ def test_a_producer_that_fails_midway_learns_what_was_accepted(app: App) -> None
         app.enqueue_many(broken(), batch=2)
     assert len(caught.value.accepted) == 2
     assert isinstance(caught.value.cause, LookupError)
-
-
-def test_what_is_no_call_is_refused(app: App) -> None:
-    with pytest.raises(EnqueueManyError, match=r"make one by task\.call"):
-        app.enqueue_many([{"a": 1}])  # type: ignore[list-item]
 
 
 # -- async twins
