@@ -9,7 +9,7 @@ from datetime import datetime
 from typing import Any, TypedDict
 
 from dtq_child import payload
-from dtq_child.errors import InvalidTask
+from dtq_child.errors import InvalidTask, PayloadError
 from dtq_child.retry import Backoff
 from dtq_child.task import (
     Call,
@@ -248,7 +248,12 @@ def _metadata(value: object) -> str:
         return ""
     if not isinstance(value, Mapping):
         raise InvalidTask(f"metadata {value!r}: a mapping of names to JSON values is needed")
-    data = payload.dumps(dict(value))
+    try:
+        data = payload.dumps(dict(value))
+    except PayloadError as error:
+        raise PayloadError(
+            error.reason, "metadata" + error.path.removeprefix("$"), error.value_repr
+        ) from None
     if len(data) > METADATA_MAX:
         raise InvalidTask(f"metadata of {len(data)} bytes as JSON: at most {METADATA_MAX} are allowed")
     return data.decode()

@@ -29,6 +29,7 @@ TIMES: frozenset[type] = frozenset({datetime, date, time})
 
 _SHOWN_BYTES = 200
 _STEP_CHARACTERS = 64
+_STEPS_SHOWN = 12
 _HINTS: Mapping[type, str] = {
     bytes: "pass base64 text",
     bytearray: "pass base64 text",
@@ -57,12 +58,20 @@ def first_offence(root: Any) -> PayloadError | None:
         step, item = found
         reason = _why_refused(item, around)
         if reason:
-            return PayloadError(reason, "".join([*steps, step]), describe(item))
+            return PayloadError(reason, _path([*steps, step]), describe(item))
         if type(item) in CONTAINERS:
             steps.append(step)
             around.append(id(item))
             pending.append(_items(item))
     return None
+
+
+def _path(steps: list[str]) -> str:
+    """The way to a value. Of a long one both ends: data is mostly deep by the same step again and again."""
+    hidden = len(steps) - 2 * _STEPS_SHOWN
+    if hidden <= 0:
+        return "".join(steps)
+    return "".join([*steps[:_STEPS_SHOWN], f"…({hidden} levels)…", *steps[-_STEPS_SHOWN:]])
 
 
 def describe(value: Any) -> str:

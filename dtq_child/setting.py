@@ -199,6 +199,8 @@ def _read_list(setting: Setting, given: object) -> tuple[str, ...]:
     names = given.split(",") if isinstance(given, str) else given
     if not isinstance(names, list | tuple) or not names:
         raise ValueError(setting.says())
+    if "" in (name.strip() if isinstance(name, str) else name for name in names):
+        raise ValueError(f"an item between or beside the commas is empty; {setting.says()}")
     return tuple(dict.fromkeys(_read_text(setting, name) for name in names))
 
 

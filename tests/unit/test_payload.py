@@ -266,6 +266,15 @@ def test_a_refusal_names_the_path_the_value_and_the_fix(value: Any, path: str, s
     assert len(str(refused.value)) < 1000
 
 
+def test_a_long_path_shows_its_two_ends() -> None:
+    value: Any = {"end": {1}}
+    for _ in range(200):
+        value = [value]
+    with pytest.raises(PayloadError) as refused:
+        dumps({"start": value})
+    assert refused.value.path == f"$.start{'[0]' * 10}…(179 levels)…{'[0]' * 11}.end"
+
+
 def test_a_cycle_is_named_where_it_closes() -> None:
     branching: list[Any] = []
     branching += [branching, branching]

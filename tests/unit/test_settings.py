@@ -272,6 +272,11 @@ def test_queue_names_have_one_alphabet(queues: str) -> None:
     assert "names of 1 to 64" in only_problem({"queues": queues})
 
 
+@pytest.mark.parametrize("queues", ["a,", ",a", "a,,b", "a, ,b", ","])
+def test_an_empty_name_in_a_list_is_called_empty(queues: str) -> None:
+    assert "is empty" in only_problem({"queues": queues})
+
+
 def test_space_around_a_value_is_no_part_of_it() -> None:
     got = loaded(
         {"queues": "a\n", "procs": " 2 ", "key_prefix": " x: ", "redis_url": " redis://h\n"}
