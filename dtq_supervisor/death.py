@@ -95,7 +95,7 @@ def _killer(
     if end.signal == signal.SIGKILL:
         return _killed(verdict, oom)
     if end.signal in _BY_ITSELF:
-        return f"itself ({signal_name(end.signal)})", "likely"
+        return "itself", "likely"
     if end.signal in _BY_THE_KERNEL:
         return _BY_THE_KERNEL[signal.Signals(end.signal)], "likely"
     return "unknown sender", "unknown"
@@ -103,12 +103,12 @@ def _killer(
 
 def _left(code: int, *, busy: bool) -> str:
     if code == IMPORT_FAILED and not busy:
-        return "itself (the application could not be imported)"
+        return "itself: the application could not be imported"
     if code == INTERNAL_ERROR:
-        return "itself (internal error)"
+        return "itself: an internal error"
     if code == 0 and not busy:
-        return "itself (clean end)"
-    return "itself (os._exit)"
+        return "itself: a clean end"
+    return "itself: os._exit, or another program in its place"
 
 
 def _killed(verdict: Verdict | None, oom: OomEvidence | None) -> tuple[str, Certainty]:

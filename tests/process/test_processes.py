@@ -46,7 +46,7 @@ def test_a_handler_that_ends_its_process_is_told_by_its_code(tmp_path: Path) -> 
         stand.fork(generation=1, slot=0, life=1)
 
         assert stand.end_of()["code"] == 11
-        assert stand.cause(slot=0)["killed_by"] == "itself (os._exit)"
+        assert stand.cause(slot=0)["killed_by"] == "itself: os._exit, or another program in its place"
 
 
 def test_a_kill_of_ours_has_our_reason(stand: Stand) -> None:

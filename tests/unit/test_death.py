@@ -62,6 +62,7 @@ BUSY = Row(
     order_seq=0,
 )
 IDLE = replace(BUSY, phase=Phase.READY, execution=None)
+LEFT = "itself: os._exit, or another program in its place"
 
 
 def killed_by(
@@ -128,8 +129,8 @@ def test_a_kill_that_came_too_late_is_not_the_cause() -> None:
     """It was about to be killed, and ended before the signal reached it."""
     verdict = Verdict("timeout", 1)
 
-    assert killed_by(ended(code=3), verdict=verdict) == ("itself (os._exit)", "certain")
-    assert killed_by(ended(signal=signal.SIGSEGV), verdict=verdict) == ("itself (SIGSEGV)", "likely")
+    assert killed_by(ended(code=3), verdict=verdict) == (LEFT, "certain")
+    assert killed_by(ended(signal=signal.SIGSEGV), verdict=verdict) == ("itself", "likely")
 
 
 @pytest.mark.parametrize("certainty", ["certain", "likely"])
@@ -153,9 +154,9 @@ def test_a_sigkill_without_evidence_has_an_unknown_sender() -> None:
 @pytest.mark.parametrize(
     ("number", "text"),
     [
-        (signal.SIGSEGV, "itself (SIGSEGV)"),
-        (signal.SIGABRT, "itself (SIGABRT)"),
-        (signal.SIGALRM, "itself (SIGALRM)"),
+        (signal.SIGSEGV, "itself"),
+        (signal.SIGABRT, "itself"),
+        (signal.SIGALRM, "itself"),
         (signal.SIGSYS, "kernel: a forbidden system call"),
         (signal.SIGXCPU, "kernel: the limit of CPU time"),
     ],
@@ -176,13 +177,13 @@ def test_a_nameless_signal_has_a_number() -> None:
 @pytest.mark.parametrize(
     ("code", "row", "text"),
     [
-        (0, IDLE, "itself (clean end)"),
-        (0, BUSY, "itself (os._exit)"),
-        (4, IDLE, "itself (the application could not be imported)"),
-        (4, BUSY, "itself (os._exit)"),
-        (70, IDLE, "itself (internal error)"),
-        (3, IDLE, "itself (os._exit)"),
-        (0, None, "itself (clean end)"),
+        (0, IDLE, "itself: a clean end"),
+        (0, BUSY, LEFT),
+        (4, IDLE, "itself: the application could not be imported"),
+        (4, BUSY, LEFT),
+        (70, IDLE, "itself: an internal error"),
+        (3, IDLE, LEFT),
+        (0, None, "itself: a clean end"),
     ],
 )
 def test_an_exit_code_comes_from_the_process_itself(code: int, row: Row | None, text: str) -> None:
