@@ -18,6 +18,15 @@ EXIT_IMPORT, EXIT_INTERRUPTED, EXIT_REFUSED, EXIT_CONFIG = 4, 1, 69, 78
 VerdictKind = Literal["timeout", "superseded", "cancelled", "grace", "stuck", "boot", "immediate"]
 ENDED_BY_VERDICT = frozenset({"timeout", "superseded", "cancelled"})
 """Kills that end the delivery they name; every other one leaves it to run again."""
+KILLED_BECAUSE: Mapping[VerdictKind, str] = {
+    "timeout": "its task ran longer than its timeout",
+    "superseded": "its task was given to another child",
+    "cancelled": "its task was cancelled and did not end within the cancel grace",
+    "grace": "the shutdown grace was over",
+    "stuck": "it could not settle its task although Redis answered",
+    "boot": "it was not ready within the boot timeout",
+    "immediate": "an immediate stop was asked for",
+}
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any, Protocol
 
 from dtq_child.keys import consumer
@@ -11,6 +11,7 @@ from dtq_supervisor import death
 from dtq_supervisor.crew import Crew, Remains
 from dtq_supervisor.duties import Duties
 from dtq_supervisor.events import (
+    KILLED_BECAUSE,
     Action,
     AllowClaims,
     CloseClaims,
@@ -27,7 +28,6 @@ from dtq_supervisor.events import (
     ShowStack,
     SoftKill,
     StartTemplate,
-    VerdictKind,
 )
 from dtq_supervisor.judgement import Death
 from dtq_supervisor.logs import say
@@ -42,15 +42,6 @@ _ORDERS = {
     Order.SOFT_TIMEOUT: "soft timeout",
     Order.CANCELLED: "cancellation",
     Order.SHUTDOWN: "shutdown warning",
-}
-_KILLED_BECAUSE: Mapping[VerdictKind, str] = {
-    "timeout": "its task ran longer than its timeout",
-    "superseded": "its task has been given to another child",
-    "cancelled": "its task was cancelled and did not end within the cancel grace",
-    "grace": "the shutdown grace is over",
-    "stuck": "it could not settle its task although Redis answers",
-    "boot": "it was not ready within the boot timeout",
-    "immediate": "an immediate stop was asked for",
 }
 
 
@@ -134,7 +125,7 @@ class Hands:
             return  # already dead: its exit will be collected
         row, verdict = self._crew.seen(action.slot, action.life), action.verdict
         facts = {"slot": action.slot, "life": action.life, "verdict": verdict.kind, **_doing(row)}
-        facts["why"] = _KILLED_BECAUSE[verdict.kind]
+        facts["why"] = KILLED_BECAUSE[verdict.kind]
         say("warning", "killed" if facts.get("task_id") else "killed_idle", facts)
 
     # The dead.

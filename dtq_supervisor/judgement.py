@@ -29,7 +29,7 @@ from dtq_child.errors import CHILD_DIED
 from dtq_child.outcome import Facts, TimedOut, decide
 from dtq_child.retry import crash_delay_ms
 from dtq_child.row import Execution, Phase, Row
-from dtq_supervisor.events import Verdict
+from dtq_supervisor.events import KILLED_BECAUSE, Verdict
 
 Word = bytes | str | int
 How = Literal["crash", "ended", "release"]
@@ -147,7 +147,7 @@ def message_of(death: Death) -> str:
 
 def _end_of(death: Death) -> str:
     if death.verdict is not None:
-        return f"was killed by its supervisor ({death.verdict.kind})"
+        return f"was killed by its supervisor ({KILLED_BECAUSE[death.verdict.kind]})"
     if death.signal:
         told = death.cause.get("signal")
         name = told if isinstance(told, str) else f"signal {death.signal}"

@@ -141,7 +141,8 @@ def test_the_message_says_who_how_and_doing_what(of: Row | None, facts: dict[str
 
 def test_our_own_kills_say_why() -> None:
     assert message_of(death(row(), "stuck", signal=9)) == (
-        "child 0 (pid 4711) was killed by its supervisor (stuck) while executing"
+        "child 0 (pid 4711) was killed by its supervisor "
+        "(it could not settle its task although Redis answered) while executing"
     )
 
 
