@@ -18,7 +18,7 @@ from math import inf
 
 import setproctitle
 
-from dtq_child import hooks, logs, tally
+from dtq_child import forked, hooks, logs, tally
 from dtq_child.connection import Pause, open_link
 from dtq_child.errors import BrokerError
 from dtq_child.guards import quiet_strays
@@ -60,7 +60,10 @@ def main(context: ChildContext) -> int:
     logs.set_up(settings, worker=context.worker_id, slot=context.slot, pid=os.getpid())
     quiet_strays()
     app.configure(settings)
+    pid = os.getpid()
     hooks.run(app.hooks.child_start)
+    if os.getpid() != pid:
+        forked.end_copy("a hook at the start of a child", None)
     child = Child(context)
     child.work()
     hooks.run(app.hooks.child_stop)

@@ -22,12 +22,13 @@ def end_here(error: BaseException | None) -> NoReturn:
     os._exit(_exit_code(error))
 
 
-def end_copy(error: BaseException | None) -> NoReturn:
-    """The same for the application's import, out of which it would come as a second template or child."""
+def end_copy(where: str, error: BaseException | None) -> NoReturn:
+    """The same for code outside of tasks, out of which it would come as a second template or child."""
     if not isinstance(error, SystemExit):
         log.warning(
-            "the application's import forked a process (pid %d) that came back from it, and is ended: fork "
-            "in a handler or in @app.on_child_start, and end the process where its work ends",
+            "%s forked a process (pid %d) that came back from it, and is ended: end such a process where its "
+            "work ends, and fork none at the import",
+            where,
             os.getpid(),
             exc_info=error,
         )

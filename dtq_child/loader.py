@@ -49,7 +49,7 @@ def _load_alone(name: str) -> App:
         raise
     finally:
         if os.getpid() != pid:
-            forked.end_copy(failure)
+            forked.end_copy("the application's import", failure)
 
 
 def _look_here_first() -> None:

@@ -228,6 +228,26 @@ def limited_to(*, soft: int, hard: int) -> tuple[str, ...]:
     return (sys.executable, "-c", code)
 
 
+def test_a_process_that_a_hook_forks_is_no_second_child(
+    tmp_path: Path, start_supervisor: SupervisorStarter, redis_server: RedisServer
+) -> None:
+    code = f"""{SHOP}
+    @app.on_child_start
+    def fork():
+        forked = os.fork()
+        with open("forked", "a") as file: file.write(f"{{forked}} ")
+    """
+    env = {"PYTHONPATH": f"{written(tmp_path, shop=code)}:{ROOT}"}
+    pool = start_supervisor("shop:app", server=redis_server, procs=1, env=env)
+    app = App(redis_url=redis_server.url)
+
+    pids = {app.enqueue("where").result(timeout=10)[0] for _ in range(3)}
+    assert pids == set(pool.child_pids())
+    until(lambda: copies_are_gone(pool), 5, pool.describe)
+    assert pool.log().count("a hook at the start of a child forked a process") == 1
+    assert pool.stop() == 0
+
+
 def copies_are_gone(pool: SupervisorProcess) -> bool:
     forked = {int(pid) for pid in (pool.folder / "forked").read_text().split()} - {0}
     return all((found := look(pid)) is None or found.status == "zombie" for pid in forked)
