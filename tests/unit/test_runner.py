@@ -188,7 +188,7 @@ def test_a_retry_task_with_its_own_init_is_tried_again_by_the_policy(bench: Benc
 
 class RetryOfItsOwn(RetryTask):
     @property
-    def delay(self) -> float:  # type: ignore[override]
+    def delay(self) -> float:
         raise SystemExit("not now")
 
     @delay.setter
