@@ -62,13 +62,7 @@ class CurrentTask:
     @property
     def logger(self) -> TaskLogger:
         """Logs under the task type's name, with `task_id`, `task_type`, `queue` and `attempt` as extra."""
-        about = {
-            "task_id": self.id,
-            "task_type": self.task_type,
-            "queue": self.queue,
-            "attempt": self.attempt,
-        }
-        return TaskLogger(logging.getLogger(self.task_type), about)
+        return TaskLogger(logging.getLogger(self.task_type), _about(self))
 
 
 _current: contextvars.ContextVar[CurrentTask | None] = contextvars.ContextVar(
@@ -92,6 +86,21 @@ def current_task() -> CurrentTask:
 
 def inside_task() -> bool:
     return _current.get() is not None
+
+
+def about_task() -> dict[str, Any]:
+    """The facts of the task that is executed here, for a log line; none outside of one."""
+    task = _current.get()
+    return {} if task is None else _about(task)
+
+
+def _about(task: CurrentTask) -> dict[str, Any]:
+    return {
+        "task_id": task.id,
+        "task_type": task.task_type,
+        "queue": task.queue,
+        "attempt": task.attempt,
+    }
 
 
 def enter(task: CurrentTask) -> contextvars.Token[CurrentTask | None]:

@@ -14,6 +14,7 @@ import time
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from dtq_child import logs
 from dtq_child.scoreboard import Phase, Row, Scoreboard
 
 LOOK_S = 0.05
@@ -70,7 +71,8 @@ def execute(wards: Iterable[Ward], board: Scoreboard, visibility_s: float) -> No
     for pidfd in living:
         poll.register(pidfd, select.POLLIN)
     if living:
-        _say(f"the supervisor is gone, its {len(living)} children end with their leases at the latest")
+        words = "the supervisor is gone, its children end with their leases at the latest"
+        logs.past_the_application(f"{words} ({len(living)} left)")
     while living:
         now = time.monotonic()
         for ward in living.values():
@@ -84,7 +86,8 @@ def execute(wards: Iterable[Ward], board: Scoreboard, visibility_s: float) -> No
 
 def _kill(ward: Ward) -> None:
     if not ward.killed:
-        _say(f"killing child {ward.slot}, pid {ward.pid}, which its supervisor left behind")
+        words = f"killing child {ward.slot}, pid {ward.pid}, which its supervisor left behind"
+        logs.past_the_application(words)
     ward.killed = True
     if not _signal_group(ward.pidfd):
         _signal_group_by_number(ward)
@@ -127,15 +130,3 @@ def _signal(pidfd: int, number: int) -> bool:
     except ProcessLookupError:
         return False
     return True
-
-
-def _say(words: str) -> None:
-    """A line on stderr, if there is room for it: whoever read that may have died with the supervisor, and a
-    full pipe must not keep the executioner from its work. So this is no `logging`."""
-    poll = select.poll()
-    poll.register(2, select.POLLOUT)
-    if any(event & select.POLLOUT for _, event in poll.poll(0)):
-        try:
-            os.write(2, f"dtq-supervisor: template: {words}\n".encode())
-        except OSError:
-            return  # nobody reads it any more

@@ -11,8 +11,11 @@ from typing import Any
 
 import orjson
 
+from dtq_child.context import about_task
+
 TASK_FACTS = ("task_id", "task_type", "queue", "attempt")
-"""What `current_task().logger` and its like put on a record, each under its name."""
+"""What `current_task().logger` and its like put on a record, each under its name. Lines of other loggers get
+the facts of the task in which they are written."""
 FACTS = "dtq_facts"
 """Under this name a record may carry more of them, as one mapping."""
 _WHERE = ("slot", "pid")
@@ -20,7 +23,8 @@ _WHERE = ("slot", "pid")
 
 
 def facts_of(record: logging.LogRecord) -> dict[str, Any]:
-    facts = {name: getattr(record, name) for name in TASK_FACTS if hasattr(record, name)}
+    facts = about_task()
+    facts |= {name: getattr(record, name) for name in TASK_FACTS if hasattr(record, name)}
     more: Mapping[str, Any] = getattr(record, FACTS, {})
     return facts | {name: fact for name, fact in more.items() if fact not in (None, "")}
 

@@ -62,6 +62,22 @@ def set_up(settings: Settings, **who: Any) -> None:
     root.setLevel(settings.log_level.upper())
 
 
+def past_the_application(words: str) -> None:
+    """A line that must not wait for handlers of the application's own: whoever reads those may be gone."""
+    ours = [handler for handler in logging.root.handlers if isinstance(handler, OutletHandler)]
+    record = logging.LogRecord("dtq.template", logging.WARNING, "", 0, "%s", (words,), None)
+    if ours:
+        ours[0].handle(record)
+    else:
+        _bare(f"dtq-supervisor: template: {words}")
+
+
 def last_words() -> None:
     """The error that is being handled, where nothing may have been set up yet."""
-    Outlet(STDERR, "{} lines were dropped".format).put(traceback.format_exc().rstrip())
+    _bare(traceback.format_exc().rstrip())
+
+
+def _bare(line: str) -> None:
+    outlet = Outlet(STDERR, "{} lines were dropped".format)
+    outlet.put(line)
+    outlet.close()

@@ -72,7 +72,8 @@ class Runner:
         self._guards = Guards(dump_fd)
         self._loop = HandlerLoop()
         self._pid = os.getpid()
-        self._seq, self._task_id = 0, ""
+        self._seq = 0
+        self._delivery: Delivery | None = None
         self._declared: dict[str, Limits] = {}
         self._plain_types: set[str] = set()
         self._unknown: set[str] = set()
@@ -134,7 +135,7 @@ class Runner:
         self, delivery: Delivery, limits: Limits, started: float, deadline: float, claim_sent: float
     ) -> None:
         self._seq += 1
-        self._task_id = delivery.token.task_id
+        self._delivery = delivery
         self._interrupter.expect(self._seq)
         token = delivery.token
         # The counts come from a record that other programs may write, and a row has 32 bits for each.
@@ -243,10 +244,15 @@ class Runner:
         if os.getpid() != self._pid:
             forked.end_here(self._interrupter.error)
         if changed:
-            log.warning("task %s left behind, and it was put back: %s", self._task_id, ", ".join(changed))
+            self._warn("left behind, and it was put back: %s", ", ".join(changed))
         threads = self._guards.new_threads()
         if threads:
-            log.warning("task %s left threads running: %s", self._task_id, ", ".join(threads))
+            self._warn("left threads running: %s", ", ".join(threads))
+
+    def _warn(self, words: str, *facts: str) -> None:
+        about = self._delivery.about if self._delivery is not None else {}
+        head = (about.get("task_id", "?"), about.get("task_type", "?"))
+        log.warning(f"task %s (%s) {words}", *head, *facts, extra=about)
 
     def _recovered(self, stray: BaseException) -> tuple[str, ...]:
         if not self._interrupter.returned and self._interrupter.error is None:
@@ -271,6 +277,7 @@ class Runner:
                 delivery.task_type,
                 delivery.token.task_id,
                 ", ".join(sorted(self._app.tasks)) or "none",
+                extra=delivery.about,
             )
         return UnknownType(delivery.first_unknown_ms or 0)
 

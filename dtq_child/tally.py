@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import logging
-from typing import Any
 
 from dtq_child.scoreboard import ChildRow
-from dtq_child.turns import UNKNOWN_REASON, Outcome
+from dtq_child.turns import UNKNOWN_REASON, Outcome, about
 
 log = logging.getLogger("dtq.child")
 
@@ -44,11 +43,5 @@ def _failure(outcome: Outcome) -> str:
 
 
 def _tell(level: int, outcome: Outcome, words: str) -> None:
-    task_id, task_type = outcome.token.task_id, outcome.task_type
-    facts: dict[str, Any] = {
-        "task_id": task_id,
-        "task_type": task_type,
-        "queue": outcome.queue,
-        "attempt": outcome.attempt,
-    }
-    log.log(level, "task %s (%s)%s", task_id, task_type, words, extra=facts)
+    facts = about(outcome.token, outcome.task_type, outcome.queue, outcome.attempt)
+    log.log(level, "task %s (%s)%s", outcome.token.task_id, outcome.task_type, words, extra=facts)

@@ -27,6 +27,10 @@ UNKNOWN_REASON = "unknown_task_type"
 _MANY_QUEUES = 10
 
 
+def about(token: Token, task_type: str, queue: str, attempt: int) -> dict[str, Any]:
+    return {"task_id": token.task_id, "task_type": task_type, "queue": queue, "attempt": attempt}
+
+
 @dataclass(slots=True)
 class Delivery:
     """What a claim hands out. None: neither the producer nor the record says; the declaration, then the
@@ -51,6 +55,11 @@ class Delivery:
     idempotency_key: str
     store_result: bool
     waited_ms: int
+
+    @property
+    def about(self) -> dict[str, Any]:
+        """What a log line carries as extra."""
+        return about(self.token, self.task_type, self.queue, self.attempt)
 
 
 @dataclass(slots=True)

@@ -7,7 +7,7 @@ import logging
 import re
 from typing import Any
 
-from dtq_child.context import CurrentTask
+from dtq_child.context import CurrentTask, enter, leave
 from dtq_child.log_lines import FACTS, JsonLines, TextLines, formatter
 from dtq_child.logs import LineHandler
 from dtq_supervisor.logs import wording
@@ -55,6 +55,16 @@ def test_a_line_for_machines_carries_who_and_the_task() -> None:
         "queue": "images",
         "attempt": 2,
     }
+
+
+def test_lines_of_other_loggers_carry_the_task_in_which_they_are_written() -> None:
+    token = enter(CurrentTask(id="018f", task_type="shop.resize", queue="images"))
+    try:
+        inside = JsonLines(WHO).format(record(logging.getLogger("library")))
+    finally:
+        leave(token)
+    assert json.loads(inside)["task_id"] == "018f"
+    assert "task_id" not in json.loads(JsonLines(WHO).format(record(logging.getLogger("library"))))
 
 
 def test_an_error_is_one_line_for_machines() -> None:
