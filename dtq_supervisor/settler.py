@@ -112,6 +112,8 @@ class Settler(RedisDuty):
         for task_id, what in settled.told:
             level: Level = "info" if what == "released" else "warning"
             facts: dict[str, Fact] = {"slot": death.slot, "life": death.life, "task_id": task_id}
+            # Or the line would name its slot and our own pid.
+            facts["pid"] = death.row.pid if death.row else None
             if judgement.named and judgement.named.task_id == task_id:
                 facts["queue"] = self.line.keys.split_stream(judgement.named.stream)[0]
             say(level, "settled", facts | fate(task_id, what, judgement, random01))

@@ -155,5 +155,6 @@ def test_the_log_names_the_task_of_a_dead_child_and_what_became_of_it(
     assert second["message"].endswith(f"task {task_id} (os_exit) is dead-lettered: PoisonTask, crash 2 of 2")
     told = {name: second[name] for name in ("task_type", "queue", "attempt", "slot", "task_id")}
     assert told == {"task_type": "os_exit", "queue": "default", "attempt": 1, "slot": 0, "task_id": task_id}
+    assert first["pid"] in {line["pid"] for line in lines_of(pool, "died")}
     assert {set(line) >= {"ts", "level", "worker", "pid"} for line in lines_of(pool, "{")} == {True}
     assert all(line["ts"].endswith("Z") for line in lines_of(pool, "{"))
