@@ -276,7 +276,7 @@ class Template:
         self._board.child_row(birth.row).born(os.getpid())
         if birth.threads:
             hazards.mend_imports()
-        app = self._app or self._import_here(birth.slot)
+        app = self._app or self._import_here(birth.slot, dump_fd)
         if app is None:
             return IMPORT_FAILED
         return self._entry(self._context(birth, app, dump_fd))
@@ -305,7 +305,8 @@ class Template:
             os.close(fd)
         self._wards.clear()
 
-    def _import_here(self, slot: int) -> App | None:
+    def _import_here(self, slot: int, dump_fd: int) -> App | None:
+        stacks.show_faults()  # the file at `dump_fd` goes into the record of a task, and there is none yet
         try:
             app = load_configured(self._app_name, self._settings)
         except BaseException:  # an import may end in SystemExit, too
@@ -313,6 +314,7 @@ class Template:
             log.critical("the application cannot be imported", exc_info=True)
             return None
         newborn.quiet_signals()
+        stacks.write_to(dump_fd)
         return app
 
 

@@ -111,6 +111,19 @@ def test_a_crash_at_the_import_shows_where(tmp_path: Path, redis_server: RedisSe
     assert f'File "{folder}/shop.py", line 2 in deep' in done.stderr
 
 
+def test_a_crash_at_the_import_of_a_child_shows_where(
+    tmp_path: Path, start_supervisor: SupervisorStarter, redis_server: RedisServer
+) -> None:
+    """It is tried again and again, so that is all that there is to be seen."""
+    code = "def deep():\n    import ctypes; ctypes.string_at(0)\ndeep()"
+    env = {"PYTHONPATH": f"{written(tmp_path, shop=code)}:{ROOT}"}
+    flags = ["--no-preload"]
+    pool = start_supervisor("shop:app", server=redis_server, procs=1, flags=flags, env=env)
+    until(lambda: f'File "{tmp_path}/shop.py", line 2 in deep' in pool.log(), 10, pool.describe)
+    assert "Fatal Python error: Segmentation fault" in pool.log()
+    assert pool.stop() == 0
+
+
 def test_a_syntax_error_shows_its_file_and_line(tmp_path: Path, redis_server: RedisServer) -> None:
     done = run(written(tmp_path, shop="x = 1\ndef x(:\n"), "shop:app", "--redis-url", redis_server.url)
     assert done.returncode == 4, done.stderr
