@@ -67,8 +67,10 @@ def test_modules_called_like_those_that_dtq_needs_are_in_nobodys_way(
     ours = dict.fromkeys(names, "raise ImportError('not what you look for')")
     folder = written(tmp_path, shop=f"import mailing\n{textwrap.dedent(SHOP)}", mailing="", **ours)
     url = redis_server.url
+    task = App(redis_url=url).enqueue("where")
     done = run(folder, "shop:app", "--procs", "1", "--redis-url", url, "--burst", *flags)
     assert done.returncode == 0, done.stderr
+    assert task.result(timeout=0)[1] == str(folder / "shop.py")
 
 
 def test_an_application_called_like_a_module_in_use_is_told_which_one_was_found(
