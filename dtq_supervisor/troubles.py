@@ -1,8 +1,9 @@
 """What the log says of calls that Redis does not do: when it begins, rarely while it lasts, when it is over.
 
 Nine duties meet the same outage, each in its own thread. It is told once, of the supervisor as a whole, and
-is over when every duty that had failed has been answered or has nothing to ask any more. What Redis answers
-and refuses is told for each duty, for their reasons differ.
+is over when every duty that had failed has been answered or has nothing to ask any more. One failure is none:
+a connection that nobody used may have died long ago, and the next call opens another. What Redis answers and
+refuses is told for each duty, for their reasons differ.
 """
 
 from __future__ import annotations
@@ -54,8 +55,9 @@ class Troubles:
         self._lock = threading.Lock()
         self._now: dict[str, Trouble] = {}
         self._quiet_until: dict[str, float] = {}
-        self._last_reply = 0.0
-        self._late: set[str] = set()
+        self._doubts: dict[str, float] = {}
+        """Duties that have failed once, without an outage, and when."""
+        self._replied_at = 0.0
 
     def failed(self, duty: str, error: BrokerError, sent: float) -> None:
         """The duty's call, sent then, was not answered, or by an error."""
@@ -63,33 +65,35 @@ class Troubles:
             now, reason = self._clock(), str(error)
             say("debug", "call_failed", {"duty": duty, "reason": reason})
             if not isinstance(error, BrokerUnavailable):
-                self._heard(OUTAGE, duty, sent, now)
+                self._replied(duty, sent, now)
                 self._fail(duty, duty, reason, now)
-            elif not self._is_late(duty, sent):
+            elif OUTAGE in self._now or self._is_outage(duty, now):
                 self._fail(OUTAGE, duty, reason, now)
 
     def answered(self, duty: str, sent: float) -> None:
         """Redis did what the duty asked last, at `sent`."""
         with self._lock:
             now = self._clock()
-            self._last_reply = now
-            self._late.discard(duty)
-            for name in (OUTAGE, duty):
-                self._heard(name, duty, sent, now)
+            self._replied(duty, sent, now)
+            self._heard(duty, duty, sent, now)
 
     def idle(self, duty: str) -> None:
         """It had nothing to ask: whether Redis answers is for the others to find out."""
         with self._lock:
+            self._doubts.pop(duty, None)
             if OUTAGE in self._now:
                 self._now[OUTAGE].duties.discard(duty)
                 self._end(OUTAGE, self._clock())
 
-    def _is_late(self, duty: str, sent: float) -> bool:
-        """Others were answered since it was sent: an old connection that has died, and the next call will be
-        answered, too. The second time in a row it says something."""
-        if sent >= self._last_reply or duty in self._late or OUTAGE in self._now:
+    def _is_outage(self, duty: str, now: float) -> bool:
+        """The second failure of one duty, or of two while nobody was answered. If so, it begins here."""
+        before = [at for who, at in self._doubts.items() if who == duty or at >= self._replied_at]
+        self._doubts.setdefault(duty, now)
+        if not before:
             return False
-        self._late.add(duty)
+        quiet_until = self._quiet_until.get(OUTAGE, 0.0)
+        self._now[OUTAGE] = Trouble(min(before), quiet_until, duties=set(self._doubts))
+        self._doubts.clear()
         return True
 
     def _fail(self, name: str, duty: str, reason: str, now: float) -> None:
@@ -106,6 +110,11 @@ class Troubles:
         say("warning", key, facts)
         trouble.lines += 1
         trouble.next_line, self._quiet_until[name] = now + gap, now + QUIET_S
+
+    def _replied(self, duty: str, sent: float, now: float) -> None:
+        self._replied_at = now
+        self._doubts.pop(duty, None)
+        self._heard(OUTAGE, duty, sent, now)
 
     def _heard(self, name: str, duty: str, sent: float, now: float) -> None:
         if name in self._now:

@@ -78,7 +78,7 @@ def test_an_outage_is_over_when_the_last_that_failed_is_answered_or_idle(desk: D
 
 
 def test_a_reply_to_what_was_sent_before_the_failure_ends_nothing(desk: Desk) -> None:
-    desk.fail("reaper")
+    desk.fail("reaper", "reaper")
     desk.now += 1
     desk.answer("heartbeat", sent=99.0)
     desk.troubles.idle("reaper")
@@ -90,19 +90,28 @@ def test_a_connection_that_turns_out_dead_after_the_outage_begins_no_other(desk:
     desk.now += 1
     desk.answer("reaper", "leader")
     assert desk.said() == ["redis_away", "redis_back"]
-    desk.now += 60
-    desk.answer("reaper")
-    desk.fail("heartbeat", sent=desk.now - 5)
+    for duty in ("settler", "reconcile"):
+        desk.now += 20
+        desk.fail(duty)
+        desk.now += 0.01
+        desk.answer("reaper", duty)
     assert desk.said() == []
-    desk.fail("heartbeat", sent=desk.now - 1)
+
+
+def test_one_duty_alone_is_away_when_it_fails_twice(desk: Desk) -> None:
+    for _ in range(2):
+        assert desk.said() == []
+        desk.now += 0.1
+        desk.fail("heartbeat")
+        desk.answer("reaper")
     assert desk.said() == ["redis_away"]
 
 
 def test_outages_in_quick_succession_are_not_each_told(desk: Desk) -> None:
     for _ in range(33):
-        desk.fail("reaper")
+        desk.fail("reaper", "leader")
         desk.now += 0.15
-        desk.answer("reaper")
+        desk.answer("reaper", "leader")
         desk.now += 0.15
     assert desk.said() == ["redis_away", "redis_back"] * 2
 
@@ -122,7 +131,7 @@ def test_what_redis_answers_and_refuses_is_told_for_each_duty(desk: Desk) -> Non
 
 
 def test_an_error_that_redis_answers_ends_an_outage(desk: Desk) -> None:
-    desk.fail("leader")
+    desk.fail("leader", "leader")
     desk.now += 1
     desk.fail("leader", error=BrokerRefused("NOPERM"))
     assert desk.said() == ["redis_away", "redis_back", "redis_refuses"]
