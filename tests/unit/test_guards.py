@@ -97,7 +97,9 @@ def test_a_thread_that_a_task_leaves_running_is_named_once(
     finally:
         go.set()
         thread.join()
-    assert [r.getMessage() for r in caplog.records] == ["task 018f left threads running: left-alone"]
+    assert [r.getMessage() for r in caplog.records] == [
+        "task 018f (handler) left threads running: left-alone"
+    ]
 
 
 def run(program: str) -> str:
