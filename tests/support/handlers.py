@@ -47,13 +47,14 @@ def noted(handler: Callable[P, R]) -> Callable[P, R]:
 
     @functools.wraps(handler)
     def probe(*args: P.args, **kwargs: P.kwargs) -> R:
-        note("start", crashes=current_task().crashes, deadline=current_task().deadline)
+        # An interruption comes at any instant, in a note as well.
         try:
+            note("start", crashes=current_task().crashes, deadline=current_task().deadline)
             result = handler(*args, **kwargs)
+            note("end")
         except BaseException as error:
             note("raised", error=type(error).__name__)
             raise
-        note("end")
         return result
 
     return probe
@@ -62,13 +63,13 @@ def noted(handler: Callable[P, R]) -> Callable[P, R]:
 def noted_async(handler: Callable[P, Awaitable[R]]) -> Callable[P, Awaitable[R]]:
     @functools.wraps(handler)
     async def probe(*args: P.args, **kwargs: P.kwargs) -> R:
-        note("start", crashes=current_task().crashes, deadline=current_task().deadline)
         try:
+            note("start", crashes=current_task().crashes, deadline=current_task().deadline)
             result = await handler(*args, **kwargs)
+            note("end")
         except BaseException as error:
             note("raised", error=type(error).__name__)
             raise
-        note("end")
         return result
 
     return probe
