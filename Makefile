@@ -3,9 +3,7 @@
 SHELL := /bin/sh
 VENV := .venv
 BIN := $(VENV)/bin
-# Those that mind no neighbours run on two cores at once; the others measure times of whole process trees.
-SIDE_BY_SIDE := tests/unit tests/rules tests/redis
-ONE_BY_ONE := tests/process tests/outage
+TESTS := tests/unit tests/rules tests/redis tests/process tests/outage
 PACKAGES := dtq_child dtq_supervisor
 
 # The first Python that is new enough. `make PYTHON=/path/to/python3.12 …` names another.
@@ -27,8 +25,7 @@ demo: $(VENV)/.demo
 	$(BIN)/dtq demo
 
 test: $(VENV)/.test
-	$(BIN)/python -m pytest -n 2 $(SIDE_BY_SIDE) -m 'not slow and not soak' $(ARGS) $(OR_NONE)
-	$(BIN)/python -m pytest $(ONE_BY_ONE) -m 'not slow and not soak' $(ARGS) $(OR_NONE)
+	$(BIN)/python -m pytest -n 2 $(TESTS) -m 'not slow and not soak' $(ARGS)
 
 lint: $(VENV)/.test
 	$(BIN)/ruff check .
@@ -39,7 +36,7 @@ matrix: $(VENV)/.test
 	DTQ_TEST_MATRIX=1 $(BIN)/python -m pytest tests/redis -m 'not soak' $(ARGS)
 
 soak: $(VENV)/.test
-	$(BIN)/python -m pytest $(SIDE_BY_SIDE) $(ONE_BY_ONE) -m 'slow or soak' $(ARGS)
+	$(BIN)/python -m pytest $(TESTS) -m 'slow or soak' $(ARGS)
 
 settings: $(VENV)/.demo
 	$(BIN)/python -m dtq_child.settings_page > docs/settings.md
@@ -59,8 +56,6 @@ $(VENV)/.test: pyproject.toml
 	@touch $(VENV)/.demo $@
 
 comma := ,
-# `make test ARGS='-k name'` may leave one half without a test, which pytest ends with 5.
-OR_NONE = $(if $(ARGS),|| [ $$? -eq 5 ])
 
 define install
 	@if [ -z "$(PYTHON)" ]; then \
