@@ -28,7 +28,8 @@
     BaseException
     └─ Interruption              raised into a running handler from outside
        ├─ SoftTimeout
-       ├─ TaskCancelled          a handler sees it raised; a producer gets it from `result()`
+       ├─ TaskCancelled          a handler sees it raised
+       │  └─ CancelledResult     also a ResultError, and an Exception: what a producer gets from `result()`
        └─ ShutdownRequested
 
 The names of verdicts that only ever appear as text in a record: TaskTimeout, PoisonTask, UnknownTaskType,
@@ -218,3 +219,10 @@ class ShutdownRequested(Interruption):
 
 class TaskCancelled(Interruption):
     """The task was cancelled: raised into a running handler, and by `result()` for a producer."""
+
+
+class CancelledResult(TaskCancelled, ResultError):
+    """What `result()` raises for a cancelled task.
+
+    An Exception, unlike the TaskCancelled that is raised into a handler from outside: whoever waits for a
+    task that was cancelled has not been cancelled itself, and a web framework must be able to catch it."""

@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any
 from dtq_child import payload
 from dtq_child.context import inside_task
 from dtq_child.errors import (
+    CancelledResult,
     ResultError,
     ResultTimeout,
     ResultTruncated,
     ResultUnavailable,
-    TaskCancelled,
     TaskExpired,
     TaskFailed,
     TaskNotFound,
@@ -26,13 +26,6 @@ if TYPE_CHECKING:
     from dtq_child.app import App
 
 FIRST_PAUSE_S, LAST_PAUSE_S, GROWTH = 0.005, 0.25, 1.5
-
-
-class CancelledResult(TaskCancelled, ResultError):
-    """What `result()` raises for a cancelled task.
-
-    An Exception, unlike the TaskCancelled that is raised into a handler from outside: whoever waits for a
-    task that was cancelled has not been cancelled itself, and a web framework must be able to catch it."""
 
 
 class Handle:
