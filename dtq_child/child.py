@@ -24,6 +24,7 @@ from dtq_child.errors import BrokerError
 from dtq_child.guards import quiet_strays
 from dtq_child.keys import Keys, consumer
 from dtq_child.leash import Leash
+from dtq_child.memory import resident_bytes
 from dtq_child.oddities import Oddities
 from dtq_child.protocol import ChildContext
 from dtq_child.runner import Runner
@@ -108,9 +109,10 @@ class Child:
         self._oddities = Oddities()
 
     def work(self) -> None:
-        """Until told to end; then nothing is left in hand."""
+        """Until told to end, or for as many executions as it is given; then nothing is left in hand."""
+        self._row.sized(resident_bytes())
         self._idle()
-        while not self._leash.told_to_end():
+        while not self._leash.told_to_end() and not self._row.spent:
             if self._unsure and self._outcome is not None:
                 self._settle()
             elif not self._leash.may_claim():
@@ -118,10 +120,10 @@ class Child:
             else:
                 self._work_once()
         self._leave()
+        self._row.exiting(time.monotonic())
 
     def close(self) -> None:
         self._oddities.tell(inf)
-        self._row.exiting()
         self._runner.close()
         self._link.close()
 

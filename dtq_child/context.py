@@ -55,7 +55,7 @@ class CurrentTask:
 
     @property
     def stopping(self) -> bool:
-        """Whether the process is to end after this task: a long handler may save its work and raise
+        """Whether the process was told to end after this task: a long handler may save its work and raise
         RetryTask."""
         return self.should_stop()
 

@@ -30,8 +30,8 @@ COUNTERS = (
 # Words of the child half.
 VERSION, LIFE, PID, PHASE = range(4)
 SETTLING_SINCE, IDLE_SINCE, REDIS_OK_SINCE, LAST_CLAIM = range(4, 8)
-HELD_COUNT = 8
-FIRST_COUNTER = 9
+HELD_COUNT, READY_BYTES = 8, 9
+FIRST_COUNTER = 10
 
 # Bytes of the child half. Native sizes and alignment: then a number is stored by one machine instruction. A
 # `p` is a text and its length in one byte.
@@ -42,7 +42,7 @@ HELD = struct.Struct("@101p49p")
 CHILD_HALF = HELD_AT + MAX_HELD * HELD.size
 
 # Words of the supervisor half.
-STOP, MAY_CLAIM, RENEWED, ORDER, CONDEMNED = range(896, 901)
+STOP, MAY_CLAIM, RENEWED, ORDER, CONDEMNED, STOP_AFTER = range(896, 902)
 
 _TASK_ID_MAX, _TASK_TYPE_MAX, _STREAM_MAX, _ENTRY_ID_MAX = 64, 200, 100, 48
 _KIND_BITS = 8
@@ -115,7 +115,9 @@ class Row:
 
     `execution` is there in the phases EXECUTING and SETTLING, `settling_since` in the latter. `seq`: of the
     execution begun last, 0 if there was none. `held`: (stream, entry id) of what was claimed and not
-    begun."""
+    begun. `idle_since`: in the phase EXITING, since when nothing is in hand any more. `ready_bytes`: its
+    resident size when it became ready, 0 if not told. `stop_after`: how many executions it is to begin, 0 if
+    any number."""
 
     life: int
     pid: int
@@ -133,6 +135,8 @@ class Row:
     renewed: float
     order_kind: int
     order_seq: int
+    stop_after: int = 0
+    ready_bytes: int = 0
 
 
 def pack_order(kind: int, seq: int) -> int:
@@ -181,7 +185,9 @@ def pack_held(pairs: Iterable[tuple[str, str]]) -> tuple[int, bytes]:
     return len(packed), b"".join(packed)
 
 
-def unpack(child_half: bytes, stop: bool, may_claim: bool, renewed: float, order: int) -> Row:
+def unpack(
+    child_half: bytes, stop: bool, may_claim: bool, renewed: float, order: int, stop_after: int = 0
+) -> Row:
     """A row from the bytes of its child half and the words of its supervisor half. ValueError if no child
     wrote them so."""
     numbers = memoryview(child_half[:EXECUTION_AT])
@@ -208,6 +214,8 @@ def unpack(child_half: bytes, stop: bool, may_claim: bool, renewed: float, order
         renewed=renewed,
         order_kind=order_kind,
         order_seq=order_seq,
+        stop_after=stop_after,
+        ready_bytes=words[READY_BYTES],
     )
 
 

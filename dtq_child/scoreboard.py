@@ -37,11 +37,13 @@ from dtq_child.row import (
     ORDER,
     PHASE,
     PID,
+    READY_BYTES,
     REDIS_OK_SINCE,
     RENEWED,
     ROW_SIZE,
     SETTLING_SINCE,
     STOP,
+    STOP_AFTER,
     VERSION,
     Counters,
     Execution,
@@ -53,9 +55,10 @@ from dtq_child.row import (
 __all__ = ["ChildRow", "Counters", "Execution", "Header", "Order", "Phase", "Row", "Scoreboard"]
 
 MAGIC = int.from_bytes(b"dtqboard", "little")
-LAYOUT = 1
+LAYOUT = 2
 HEADER_SIZE = 4096
 READ_TRIES = 50
+_LAST_SEQ = EXECUTION_AT // 8  # an execution begins with its number
 
 # Header words. Those that change have cache lines of their own: the children read them all the time.
 _MAGIC, _LAYOUT, _ROWS, _ROW_SIZE, _SUPERVISOR_PID = range(5)
@@ -187,8 +190,11 @@ class Scoreboard:
         with self._park_lock:
             self._words[_PARK_COUNTER] += 1
 
-    def reset_row(self, index: int, life: int, *, may_claim: bool) -> None:
-        """Before a fork, when the row's last child is dead: everything about that one is wiped."""
+    def reset_row(self, index: int, life: int, *, may_claim: bool, stop_after: int = 0) -> None:
+        """Before a fork, when the row's last child is dead: everything about that one is wiped.
+
+        `stop_after`: how many executions the new one is to begin, 0 if any number. Told in advance: tasks may
+        be shorter than the supervisor's look."""
         word = self._word(index)
         odd = self._words[word + VERSION] | 1
         self._words[word + VERSION] = odd
@@ -196,6 +202,7 @@ class Scoreboard:
         self._bytes[start + 8 : start + ROW_SIZE] = bytes(ROW_SIZE - 8)
         self._words[word + LIFE] = life
         self._words[word + MAY_CLAIM] = int(may_claim)
+        self._words[word + STOP_AFTER] = stop_after
         self._words[word + VERSION] = odd + 1
 
     def order(self, index: int, kind: int, seq: int) -> None:
@@ -234,6 +241,7 @@ class Scoreboard:
             may_claim=self._words[word + MAY_CLAIM] != 0,
             renewed=self._reals[word + RENEWED],
             order=self._words[word + ORDER],
+            stop_after=self._words[word + STOP_AFTER],
         )
 
 
@@ -257,6 +265,12 @@ class ChildRow:
         return self._words[self._word + STOP] != 0
 
     @property
+    def spent(self) -> bool:
+        """As many executions have begun as it is to begin."""
+        most = self._words[self._word + STOP_AFTER]
+        return most != 0 and self._words[self._word + _LAST_SEQ] >= most
+
+    @property
     def may_claim(self) -> bool:
         return self._words[self._word + MAY_CLAIM] != 0
 
@@ -274,6 +288,10 @@ class ChildRow:
     def born(self, pid: int) -> None:
         """The first thing that a new child writes."""
         self._words[self._word + PID] = pid
+
+    def sized(self, resident: int) -> None:
+        """Before it gets ready: what it holds before its first task."""
+        self._words[self._word + READY_BYTES] = resident
 
     def ready(self, now: float) -> None:
         """Nothing to do. Looking for work in between makes it no less idle."""
@@ -301,8 +319,9 @@ class ChildRow:
     def settling(self, now: float) -> None:
         self._change(SETTLING_SINCE, now, Phase.SETTLING)
 
-    def exiting(self) -> None:
-        self._words[self._word + PHASE] = Phase.EXITING
+    def exiting(self, now: float) -> None:
+        """Nothing is in hand any more, and nothing will be."""
+        self._change(IDLE_SINCE, now, Phase.EXITING)
 
     def held(self, pairs: Iterable[tuple[str, str]]) -> None:
         """The (stream, entry id) of all that was claimed and not begun. ValueError above MAX_HELD."""

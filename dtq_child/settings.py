@@ -64,6 +64,12 @@ IMPOSSIBLE = (
         "A soft timeout that is not below the timeout.",
         "the soft timeout would never come: set it below the timeout",
     ),
+    Impossible(
+        ("max_memory_per_child", "hard_memory_per_child"),
+        lambda soft, hard: soft is not None and hard is not None and soft >= hard,
+        "A memory limit that is not below the hard memory limit.",
+        "a child would be killed before it could be replaced: set the hard limit above the other",
+    ),
 )
 
 

@@ -28,6 +28,7 @@ _DAY = 86400
 _TEN_YEARS = 3650 * _DAY
 _WEEK = 7 * _DAY
 _MIB = 1024 * 1024
+_TEN_TIB = 10 * _MIB * _MIB
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -117,6 +118,59 @@ class Settings:
         read_by=(SUPERVISOR,),
         flags=("--burst",),
         only_flag=True,
+    )
+
+    max_tasks_per_child: int | None = declare(
+        None,
+        Kind.INT,
+        "A child is replaced after it has executed this many tasks. With 1, no task finds anything in its "
+        "process that another one left there.",
+        group="Recycling",
+        read_by=(SUPERVISOR,),
+        flags=("--max-tasks-per-child",),
+        low=1,
+        high=1_000_000_000,
+        none="no limit",
+        reloadable=True,
+    )
+    max_tasks_jitter: int | None = declare(
+        None,
+        Kind.INT,
+        "Up to this many tasks more, spread over slots and lives, so that children are not replaced all at "
+        "once.",
+        group="Recycling",
+        read_by=(SUPERVISOR,),
+        flags=("--max-tasks-jitter",),
+        low=0,
+        high=1_000_000_000,
+        none="none",
+        reloadable=True,
+    )
+    max_memory_per_child: int | None = declare(
+        None,
+        Kind.SIZE,
+        "A child whose resident size is above this is replaced when its task is over. Refused if it is below "
+        "1.1 times the size of a new child.",
+        group="Recycling",
+        read_by=(SUPERVISOR,),
+        flags=("--max-memory-per-child",),
+        low=_MIB,
+        high=_TEN_TIB,
+        none="no limit",
+        reloadable=True,
+    )
+    hard_memory_per_child: int | None = declare(
+        None,
+        Kind.SIZE,
+        "A child whose resident size is above this while it executes a task is killed at once, and the task "
+        "pays for a crash. Refused like the other.",
+        group="Recycling",
+        read_by=(SUPERVISOR,),
+        flags=("--hard-memory-per-child",),
+        low=_MIB,
+        high=_TEN_TIB,
+        none="no limit",
+        reloadable=True,
     )
 
     redis_url: str = declare(

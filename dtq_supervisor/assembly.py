@@ -26,6 +26,7 @@ from dtq_supervisor.pool import Policy, Pool
 from dtq_supervisor.preflight import Preflight
 from dtq_supervisor.reaper import Reaper
 from dtq_supervisor.reconcile import Reconciler
+from dtq_supervisor.recycling import Limits
 from dtq_supervisor.scheduler import Scheduler
 from dtq_supervisor.seat import RedisPulse, Seat
 from dtq_supervisor.settler import Settler
@@ -112,6 +113,16 @@ def policy_of(settings: Settings) -> Policy:
         shutdown_grace_s=settings.shutdown_grace_s,
         cancel_grace_s=settings.cancel_grace_s,
         preload=settings.preload,
+        limits=limits_of(settings),
+    )
+
+
+def limits_of(settings: Settings) -> Limits:
+    return Limits(
+        settings.max_tasks_per_child or 0,
+        settings.max_tasks_jitter or 0,
+        settings.max_memory_per_child or 0,
+        settings.hard_memory_per_child or 0,
     )
 
 

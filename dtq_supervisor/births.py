@@ -30,6 +30,8 @@ from dtq_supervisor.events import (
     TemplateUp,
     Verdict,
 )
+from dtq_supervisor.recycling import BOOT
+from dtq_supervisor.retirement import check_size
 from dtq_supervisor.roster import STEADY_S, Pool, doom, free_row, leave, tell_ready
 from dtq_supervisor.slot import ALIVE, Slot, State, backoff
 from dtq_supervisor.stopping import give_up
@@ -119,7 +121,8 @@ def refill(pool: Pool, now: float, slot: Slot, actions: list[Action]) -> None:
     pool.free_rows.remove(row)
     generation = pool.template.generation
     slot.begin_life(generation, row, now + pool.policy.boot_timeout_s)
-    actions.append(Fork(slot.number, slot.life, generation, row, may_claim=not slot.mourned))
+    stop_after = pool.policy.limits.tasks_of(slot.number, slot.life)
+    actions.append(Fork(slot.number, slot.life, generation, row, not slot.mourned, stop_after))
 
 
 def on_forked(pool: Pool, now: float, event: Forked, actions: list[Action]) -> None:
@@ -146,6 +149,7 @@ def boot_died(
         slot.take("boot_died_stopping")
         return
     slot.take("boot_died")
+    pool.replaced[BOOT] += 1
     delay = slot.hold(now, killed=killed)
     facts: dict[str, Fact] = {"slot": slot.number, "life": slot.life, "reason": reason, "delay_s": delay}
     actions.append(Say("error", "boot_failed", facts))
@@ -156,6 +160,9 @@ def on_child_ready(pool: Pool, now: float, event: ChildReady, actions: list[Acti
     if slot is None or not slot.pid:
         return
     slot.take("ready")
+    check_size(pool, now, slot, event.ready_bytes, actions)
+    if slot.state is not State.READY:
+        return
     if not pool.proven and not pool.contact:
         actions.append(Say("info", "ready_no_redis", {"slot": slot.number, "pid": slot.pid}))
     pool.proven = True

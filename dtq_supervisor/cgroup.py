@@ -32,6 +32,16 @@ def folders(controller: str, root: Path = Path("/")) -> Iterator[tuple[int, Path
             yield from ((mount.version, folder) for folder in _upwards(top, _below(mount.root, path)))
 
 
+def oom_group(root: Path = Path("/")) -> Path | None:
+    """The file by which the kernel, when memory runs out, ends all processes of our group together; None if
+    it picks one of them. Only v2 has it, and one above us may be it."""
+    for version, folder in folders("memory", root):
+        file = folder / "memory.oom.group"
+        if version == 2 and _lines(file)[:1] == ["1"]:
+            return file
+    return None
+
+
 def _own_paths(root: Path) -> dict[str, str]:
     """Controller → this process's group; "" is the one of cgroup v2."""
     paths = {}

@@ -16,11 +16,12 @@ import setproctitle
 from dtq_child import prctl, std_streams
 from dtq_child.errors import BadConfiguration
 from dtq_child.keys import new_worker_id
+from dtq_child.memory import resident_bytes
 from dtq_child.setting import SUPERVISOR, mask_url
 from dtq_child.settings import Loaded, Settings, describe, load
 from dtq_child.version import VERSION
-from dtq_supervisor import descriptors, embedded, logs
-from dtq_supervisor.assembly import assemble, rows_for
+from dtq_supervisor import cgroup, descriptors, embedded, logs
+from dtq_supervisor.assembly import assemble, limits_of, rows_for
 from dtq_supervisor.cpus import default_procs
 from dtq_supervisor.flags import add_arguments
 from dtq_supervisor.logs import say
@@ -135,6 +136,10 @@ def _introduce(settings: Settings, worker_id: str, procs: int, origin: str) -> N
     say("info", "place", {"redis": redis, "queues": queues, "prefix": settings.key_prefix})
     if python := untested():
         say("warning", "untested_python", {"python": python})
+    if file := cgroup.oom_group():
+        say("warning", "oom_group", {"file": str(file)})
+    if limits_of(settings).least() and not resident_bytes():
+        say("warning", "memory_unknown")
 
 
 def _show(loaded: Loaded) -> int:

@@ -54,6 +54,11 @@ class Remains:
         return self.row is None or self.row.execution is not None
 
     @property
+    def is_spent(self) -> bool:
+        """It had begun as many executions as it was to."""
+        return self.row is not None and 0 < self.row.stop_after <= self.row.seq
+
+    @property
     def has_released(self) -> bool:
         """A task of its own was interrupted, and handed back."""
         return self.row is not None and self.row.counters.released > 0
@@ -75,10 +80,10 @@ class Crew:
         self._members: dict[Child, Member] = {}
         self.dumps = Dumps(board.rows, processes.signal, clock)
 
-    def enlist(self, slot: int, life: int, row: int, *, may_claim: bool) -> None:
+    def enlist(self, slot: int, life: int, row: int, *, may_claim: bool, stop_after: int = 0) -> None:
         """Before the fork: from now on the row is that life's."""
         self.dumps.clear(row)
-        self._board.reset_row(row, life, may_claim=may_claim)
+        self._board.reset_row(row, life, may_claim=may_claim, stop_after=stop_after)
         self._members[Child(slot, life)] = Member(row)
 
     def bury(self, end: Exit, who: Child, oom: OomEvidence | None) -> Remains:
@@ -191,7 +196,8 @@ def watched(slot: Slot, row: Row) -> Watched:
     execution = row.execution
     against = (slot.soft_seq, slot.dump_seq, slot.cancel_seq)
     if execution is None or row.phase not in (Phase.EXECUTING, Phase.SETTLING):
-        return Watched(slot.number, slot.life, against=against)
+        leaving_since = row.idle_since if row.phase is Phase.EXITING else 0.0
+        return Watched(slot.number, slot.life, against=against, leaving_since=leaving_since)
     executing = row.phase is Phase.EXECUTING
     return Watched(
         slot.number,

@@ -15,9 +15,11 @@ from dtq_supervisor.events import (
     Event,
     ExecutionOver,
     HardDue,
+    LeaveOverdue,
     SettlingStuck,
     SoftDue,
 )
+from dtq_supervisor.recycling import LEAVE_MOST_S
 
 SETTLING_MOST_S = 10.0
 GAP_S = 2.0
@@ -42,6 +44,7 @@ class Watched:
     soft_sent: int = 0
     hard_sent: int = 0
     against: tuple[int, ...] = ()
+    leaving_since: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +81,13 @@ def row_alarms(row: Watched, redis_ok_since: float, gap: Gap = NO_GAP) -> list[A
         stuck = max(row.settling_since, redis_ok_since, gap.until) + SETTLING_MOST_S
         alarms.append(Alarm(stuck, SettlingStuck(row.slot, row.life, row.settling)))
     return alarms
+
+
+def leave_alarms(row: Watched, gap: Gap = NO_GAP) -> list[Alarm]:
+    """Not for a stop, which gives a child its whole grace."""
+    if not row.leaving_since:
+        return []
+    return [Alarm(max(row.leaving_since, gap.until) + LEAVE_MOST_S, LeaveOverdue(row.slot, row.life))]
 
 
 def overdue(alarms: Iterable[Alarm], now: float) -> list[Event]:

@@ -26,6 +26,8 @@ _BY_US = {
     "stuck": "dtq: it could not settle",
     "boot": "dtq: it was not ready within the boot timeout",
     "immediate": "dtq: immediate stop",
+    "memory": "dtq: hard memory limit",
+    "leaving": "dtq: it did not end",
 }
 _BY_ITSELF = frozenset(
     {
@@ -65,8 +67,8 @@ def cause(
 
     `row`: its row as it was when it died; `verdict`: why we killed it, if we did; `oom`: of the time in which
     it died; `stack`: its dump file, cut to 16 KB here. Fields: signal (its name), signal_number,
-    core_dumped, exit_code, killed_by, certainty (certain, likely, unknown), verdict, phase, max_rss_bytes,
-    cpu_ms, out_of_memory, stack."""
+    core_dumped, exit_code, killed_by, certainty (certain, likely, unknown), verdict, resident_bytes and
+    limit_bytes (of a kill for its memory), phase, max_rss_bytes, cpu_ms, out_of_memory, stack."""
     killed_by, certainty = _killer(end, row, verdict, oom)
     facts = {
         "signal": signal_name(end.signal) if end.signal else None,
@@ -76,6 +78,8 @@ def cause(
         "killed_by": killed_by,
         "certainty": certainty,
         "verdict": verdict.kind if verdict else None,
+        "resident_bytes": verdict.size or None if verdict else None,
+        "limit_bytes": verdict.limit or None if verdict else None,
         "phase": row.phase.name.lower() if row else None,
         "max_rss_bytes": end.max_rss_bytes,
         "cpu_ms": end.cpu_ms,

@@ -15,7 +15,9 @@ from dtq_child.row import Order
 EXIT_IMPORT, EXIT_INTERRUPTED, EXIT_REFUSED, EXIT_CONFIG = 4, 1, 69, 78
 """Exit codes of the supervisor that the pool decides on."""
 
-VerdictKind = Literal["timeout", "superseded", "cancelled", "grace", "stuck", "boot", "immediate"]
+VerdictKind = Literal[
+    "timeout", "superseded", "cancelled", "grace", "stuck", "boot", "immediate", "memory", "leaving"
+]
 ENDED_BY_VERDICT = frozenset({"timeout", "superseded", "cancelled"})
 """Kills that end the delivery they name; every other one leaves it to run again."""
 KILLED_BECAUSE: Mapping[VerdictKind, str] = {
@@ -26,15 +28,26 @@ KILLED_BECAUSE: Mapping[VerdictKind, str] = {
     "stuck": "it could not settle its task although Redis answered",
     "boot": "it was not ready within the boot timeout",
     "immediate": "an immediate stop was asked for",
+    "memory": "it held more than --hard-memory-per-child",
+    "leaving": "it had nothing to do any more, and did not end",
 }
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """Why we killed a child, and which execution is to blame: all else pending for it is released (R16)."""
+    """Why we killed a child, and which execution is to blame: all else pending for it is released (R16).
+
+    `size`, `limit`: bytes, when it was for its memory."""
 
     kind: VerdictKind
     seq: int = 0
+    size: int = 0
+    limit: int = 0
+
+    @property
+    def why(self) -> str:
+        sizes = f": {self.size} of {self.limit} bytes" if self.limit else ""
+        return KILLED_BECAUSE[self.kind] + sizes
 
 
 class StopMode(enum.StrEnum):
@@ -105,8 +118,11 @@ class ForkFailed:
 
 @dataclass(frozen=True, slots=True)
 class ChildReady:
+    """`ready_bytes`: the resident size that it had when it became ready, 0 if not known."""
+
     slot: int
     life: int
+    ready_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,7 +141,7 @@ class BackoffOver:
 @dataclass(frozen=True, slots=True)
 class Exited:
     """An exit was collected. `began`: executions this life had begun; `busy`: it died in or settling one;
-    `released`: it had handed one back that was interrupted."""
+    `released`: it had handed one back that was interrupted; `spent`: it had executed as many as it was to."""
 
     slot: int
     life: int
@@ -135,6 +151,7 @@ class Exited:
     began: int = 0
     busy: bool = False
     released: bool = False
+    spent: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,6 +215,25 @@ class SettlingStuck:
     slot: int
     life: int
     seq: int
+
+
+@dataclass(frozen=True, slots=True)
+class MemorySeen:
+    """The child's resident size. `executing`: the execution that was in course before and after the look, 0
+    if there was none."""
+
+    slot: int
+    life: int
+    size: int
+    executing: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class LeaveOverdue:
+    """It has had nothing in hand for long, was to end, and is still there."""
+
+    slot: int
+    life: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -275,6 +311,8 @@ Event = (
     | Revoked
     | CancelGraceOver
     | SettlingStuck
+    | MemorySeen
+    | LeaveOverdue
     | ExecutionOver
     | Stop
     | GraceWarning
@@ -306,13 +344,15 @@ class KillTemplate:
 
 @dataclass(frozen=True, slots=True)
 class Fork:
-    """Reset the row, then ask the template of that generation for a child."""
+    """Reset the row, then ask the template of that generation for a child. `stop_after`: how many executions
+    it is to begin, 0 if any number."""
 
     slot: int
     life: int
     generation: int
     row: int
     may_claim: bool = True
+    stop_after: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,6 @@ from dtq_supervisor import death
 from dtq_supervisor.crew import Crew, Remains
 from dtq_supervisor.duties import Duties
 from dtq_supervisor.events import (
-    KILLED_BECAUSE,
     Action,
     AllowClaims,
     CloseClaims,
@@ -95,8 +94,9 @@ class Hands:
         self._nursery.kill(action.generation)
 
     def _fork(self, action: Fork) -> None:
-        self._crew.enlist(action.slot, action.life, action.row, may_claim=action.may_claim)
-        self._nursery.fork(action.generation, action.slot, action.life, action.row)
+        slot, life, row = action.slot, action.life, action.row
+        self._crew.enlist(slot, life, row, may_claim=action.may_claim, stop_after=action.stop_after)
+        self._nursery.fork(action.generation, slot, life, row)
 
     def _allow_claims(self, action: AllowClaims) -> None:
         self._crew.allow_claims(action.slot, action.life)
@@ -125,7 +125,7 @@ class Hands:
             return  # already dead: its exit will be collected
         row, verdict = self._crew.seen(action.slot, action.life), action.verdict
         facts = {"slot": action.slot, "life": action.life, "verdict": verdict.kind, **_doing(row)}
-        facts["why"] = KILLED_BECAUSE[verdict.kind]
+        facts["why"] = verdict.why
         say("warning", "killed" if facts.get("task_id") else "killed_idle", facts)
 
     # The dead.

@@ -3,9 +3,9 @@
     killed by us: verdict             the execution it names       everything else pending
     ---------------------             ----------------------       -----------------------
     timeout                           ended as TaskTimeout         released
-    stuck                             a crash                      released
+    stuck, memory                     a crash                      released
     superseded, cancelled, boot,
-    grace, immediate                  released                     released
+    grace, immediate, leaving         released                     released
 
     not by us                         what runs                    what is held
     ---------                         ---------                    ------------
@@ -29,11 +29,11 @@ from dtq_child.errors import CHILD_DIED
 from dtq_child.outcome import Facts, TimedOut, decide
 from dtq_child.retry import crash_delay_ms
 from dtq_child.row import Execution, Phase, Row
-from dtq_supervisor.events import KILLED_BECAUSE, Verdict
+from dtq_supervisor.events import Verdict
 
 Word = bytes | str | int
 How = Literal["crash", "ended", "release"]
-_BLAMING = frozenset({"timeout", "stuck"})
+_BLAMING = frozenset({"timeout", "stuck", "memory"})
 _CRASH_DELAYS = 12
 """After that many crashes the delay has long reached its cap."""
 
@@ -147,7 +147,7 @@ def message_of(death: Death) -> str:
 
 def _end_of(death: Death) -> str:
     if death.verdict is not None:
-        return f"was killed by its supervisor ({KILLED_BECAUSE[death.verdict.kind]})"
+        return f"was killed by its supervisor ({death.verdict.why})"
     if death.signal:
         told = death.cause.get("signal")
         name = told if isinstance(told, str) else f"signal {death.signal}"

@@ -65,6 +65,16 @@ WORDS: Mapping[str, str] = {
     "killed_idle": "child {slot} (pid {pid}) is killed: {why}",
     "stray": "child {slot} (pid {pid}) came when nobody waited for it any more, and is killed",
     "stack": "stacks of child {slot} (pid {pid}):\n{stack}",
+    "outgrown": "child {slot} (pid {pid}) holds {size}, above its limit of {limit}: it is replaced when its "
+    "task is over",
+    "memory_limit_refused": "{flag} {limit} cannot work: a child that has executed nothing holds {size}, so "
+    "the pool would replace children for ever; give at least {least}",
+    "memory_limit_ignored": "{flag} {limit} does not hold for children of template g{generation}: one "
+    "that has executed nothing holds {size}; give at least {least}",
+    "memory_unknown": "sizes of processes cannot be read in /proc: the memory limits of children do not hold",
+    "oom_group": "{file} is 1: when memory runs out, the kernel kills the supervisor and all children "
+    "together; to lose one child only, make it 0 (systemd: OOMPolicy=continue, kubelet: "
+    "singleProcessOOMKill)",
     "no_stack": "child {slot} (pid {pid}) did not show its stacks",
     # duties
     "redis_away": "Redis is not available: {reason}",

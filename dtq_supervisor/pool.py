@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from dtq_supervisor import births, executions, stopping
+from dtq_supervisor import births, executions, retirement, stopping
 from dtq_supervisor.events import (
     ENDED_BY_VERDICT,
     EXIT_IMPORT,
@@ -33,6 +33,8 @@ from dtq_supervisor.events import (
     GraceOver,
     GraceWarning,
     HardDue,
+    LeaveOverdue,
+    MemorySeen,
     MourningOver,
     PatienceOver,
     ReloadAsked,
@@ -49,6 +51,7 @@ from dtq_supervisor.events import (
     TemplateUp,
     Verdict,
 )
+from dtq_supervisor.recycling import reason_of
 from dtq_supervisor.roster import Policy, Pool, free_row, leave
 from dtq_supervisor.slot import WORKING, Slot, State
 
@@ -98,6 +101,8 @@ def on_exited(pool: Pool, now: float, event: Exited, actions: list[Action]) -> N
         return
     by_itself = slot.state in WORKING
     slot.take("gone")
+    if not pool.stopping:
+        pool.replaced[reason_of(slot.leaving, event, verdict)] += 1
     slot.mourn(now)
     free_row(pool, slot)
     _hold_if_spinning(slot, now, event, by_itself)
@@ -149,6 +154,8 @@ _STEPS: dict[type, Callable[[Pool, float, Any, list[Action]], None]] = {
     Revoked: executions.on_revoked,
     CancelGraceOver: executions.on_cancel_grace_over,
     SettlingStuck: executions.on_settling_stuck,
+    MemorySeen: retirement.on_memory_seen,
+    LeaveOverdue: retirement.on_leave_overdue,
     ExecutionOver: executions.on_execution_over,
     Stop: stopping.on_stop,
     GraceWarning: stopping.on_grace_warning,

@@ -59,6 +59,7 @@ def fields_of(seat: Seat, ours: Sequence[Child]) -> dict[str, Word]:
         "queues": ",".join(seat.queues),
         "version": VERSION,
         "generation": seat.generation(),
+        "replaced": orjson.dumps(dict(seat.published.replaced), option=orjson.OPT_SORT_KEYS),
         "children": orjson.dumps([_told(child) for child in ours]),
     }
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Literal
@@ -24,6 +25,7 @@ from dtq_supervisor.events import (
     TemplateOverdue,
     Verdict,
 )
+from dtq_supervisor.recycling import Limits
 from dtq_supervisor.slot import ALIVE, RUNNING, WORKING, Slot, State
 
 SAME_SIGNAL_S = 1.0
@@ -54,6 +56,7 @@ class Policy:
     shutdown_grace_s: float = 25.0
     cancel_grace_s: float = 5.0
     preload: bool = True
+    limits: Limits = field(default_factory=Limits)
 
 
 @dataclass(slots=True)
@@ -81,6 +84,10 @@ class Pool:
     contact: bool = False
     """Redis has answered, and will do."""
     told_ready: bool = False
+    replaced: Counter[str] = field(default_factory=Counter)
+    """Children that others took the place of, by reason."""
+    unlimited_generation: int = 0
+    """Whose children the memory limits are too small for, as was told."""
     left: bool = False
 
     @classmethod

@@ -45,6 +45,8 @@ class Published:
     generation: int = 0
     past: Counters = field(default_factory=Counters)
     """What the lives that have ended had counted."""
+    replaced: Mapping[str, int] = field(default_factory=dict)
+    """Children that others took the place of, by reason."""
 
 
 def summed(several: Iterable[Counters]) -> Counters:

@@ -96,6 +96,10 @@ class Slot:
     and the task of the dead would find every child busy."""
     mourned_until: float = 0.0
     verdict: Verdict | None = None
+    leaving: str = ""
+    """Why it was told to end, as its replacement is counted."""
+    unlimited: bool = False
+    """The memory limits are too small for it, and do not hold."""
     soft_seq: int = 0
     dump_seq: int = 0
     cancel_seq: int = 0
@@ -112,6 +116,7 @@ class Slot:
         self.life += 1
         self.generation, self.row, self.boot_deadline = generation, row, boot_deadline
         self.pid, self.verdict, self.held_until = 0, None, 0.0
+        self.leaving, self.unlimited = "", False
         self.soft_seq = self.dump_seq = self.cancel_seq = 0
 
     def mourn(self, now: float) -> None:

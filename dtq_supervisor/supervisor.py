@@ -16,12 +16,14 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from dtq_child.keys import consumer
+from dtq_child.memory import resident_bytes
 from dtq_child.row import Phase, Row
 from dtq_supervisor.crew import Crew, Dumped, watched
 from dtq_supervisor.deadlines import (
     NO_GAP,
     confirmed,
     gap_between,
+    leave_alarms,
     next_look,
     overdue,
     row_alarms,
@@ -38,6 +40,7 @@ from dtq_supervisor.events import (
     Event,
     ExecutionOver,
     Exited,
+    MemorySeen,
     Stop,
     StopMode,
 )
@@ -61,6 +64,8 @@ DUMP_S = 0.005
 SLOW_S = 0.5
 ANNOUNCE_S = 0.5
 OOM_EVERY_S = 1.0
+WEIGH_EVERY_S = 0.1
+"""With a limit of memory: a look at a child takes some 20 µs, and what eats memory eats it fast."""
 EXIT_LOST_REDIS = 69
 
 log = logging.getLogger("dtq.supervisor")
@@ -79,6 +84,7 @@ class Clocks:
     tick: float
     boot: float
     oom: float = 0.0
+    weighed: float = 0.0
 
     @classmethod
     def now(cls) -> Clocks:
@@ -146,7 +152,7 @@ class Supervisor:
             self._gap = gap
             self._pacemaker.send_now()
             say("warning", "gap", {"seconds": now.boot - self._clocks.boot})
-        now.oom = self._clocks.oom
+        now.oom, now.weighed = self._clocks.oom, self._clocks.weighed
         self._clocks = now
         self._seat.scoreboard.stamp(now.tick)
 
@@ -158,6 +164,7 @@ class Supervisor:
         yield from self._nursery.take()
         yield from self._ends()
         yield from self._readings()
+        yield from self._weights()
         for dumped in self._crew.dumped():
             yield from self._dump(dumped)
         for event in self._seat.inbox.take():
@@ -212,7 +219,8 @@ class Supervisor:
             yield ChildReady(who.slot, who.life)  # between two looks it got ready and died
         began = remains.row.seq if remains.row else 0
         busy, released = remains.was_busy, remains.has_released
-        yield Exited(who.slot, who.life, end.pid, end.code, end.signal, began, busy, released)
+        spent = remains.is_spent
+        yield Exited(who.slot, who.life, end.pid, end.code, end.signal, began, busy, released, spent)
 
     def _readings(self) -> Iterator[Event]:
         """Reads every row once a round."""
@@ -222,8 +230,25 @@ class Supervisor:
             if row is None:
                 continue
             self._rows.append((slot, row))
-            if slot.state is State.STARTING and row.phase not in (Phase.BOOTING, Phase.EXITING):
-                yield ChildReady(slot.number, slot.life)
+            if slot.state is State.STARTING and row.phase is not Phase.BOOTING:
+                yield ChildReady(slot.number, slot.life, row.ready_bytes)
+
+    def _weights(self) -> Iterator[Event]:
+        """The children that are larger than a limit, each with what it executed before and after the look."""
+        least = self._pool.policy.limits.least()
+        if not least or self._clocks.tick - self._clocks.weighed < WEIGH_EVERY_S:
+            return
+        self._clocks.weighed = self._clocks.tick
+        for slot, row in self._rows:
+            if slot.state in RUNNING and slot.is_now(row.life) and (size := resident_bytes(slot.pid)) > least:
+                yield MemorySeen(slot.number, slot.life, size, self._in_course(slot, row))
+
+    def _in_course(self, slot: Slot, before: Row) -> int:
+        """The execution that the row was in, if it still is; else 0."""
+        after = self._crew.look(slot.number, slot.life)
+        if after is None or not before.phase is after.phase is Phase.EXECUTING:
+            return 0
+        return before.seq if before.seq == after.seq else 0
 
     def _dump(self, dumped: Dumped) -> Iterator[Event]:
         slot, life = dumped.slot, dumped.life
@@ -261,7 +286,10 @@ class Supervisor:
         seen = [
             watched(slot, row) for slot, row in self._rows if slot.state in RUNNING and slot.is_now(row.life)
         ]
-        return self._pool.alarms() + [a for row in seen for a in row_alarms(row, ok_since, self._gap)]
+        alarms = self._pool.alarms() + [a for row in seen for a in row_alarms(row, ok_since, self._gap)]
+        if not self._pool.stopping:
+            alarms += [alarm for row in seen for alarm in leave_alarms(row, self._gap)]
+        return alarms
 
     # Tell the duties, and sleep.
 
@@ -274,6 +302,7 @@ class Supervisor:
             for slot in living
         )
         published.at_work = pool.at_work()
+        published.replaced = dict(pool.replaced)
         published.task_types = self._nursery.task_types
         published.generation = pool.template.generation if pool.imported else 0
         self._announce(tuple((slot.life, slot.pid, slot.state in RUNNING) for slot in pool.slots))

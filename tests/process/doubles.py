@@ -118,7 +118,7 @@ def finishes(context: ChildContext) -> int:
     time.sleep(OPTIONS["seconds"])
     row.settling(time.monotonic())
     row.idle(time.monotonic())
-    row.exiting()
+    row.exiting(time.monotonic())
     time.sleep(0.3)
     _write("finished", context, str(time.monotonic()))
     return 0
@@ -155,7 +155,7 @@ def helped(context: ChildContext) -> int:
         time.sleep(0.01)
     if OPTIONS.get("stays"):
         return _for_ever()
-    row.exiting()
+    row.exiting(time.monotonic())
     os._exit(0)
 
 

@@ -47,6 +47,7 @@ PURE = {
         "dtq_child.sentinel_url",
     ),
     *("dtq_supervisor.events", "dtq_supervisor.slot", "dtq_supervisor.pool", "dtq_supervisor.deadlines"),
+    *("dtq_supervisor.recycling", "dtq_supervisor.retirement"),
 }
 IMPURE = {"os", "time", "signal", "socket", "redis", "logging", "subprocess", "threading", "random"}
 

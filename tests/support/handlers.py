@@ -30,6 +30,7 @@ R = TypeVar("R")
 POLL_SECONDS = 0.005
 
 app = App()
+_hoard: list[bytes] = []
 _helpers: list[subprocess.Popen[bytes]] = []  # kept, or their objects would wait for them when collected
 
 
@@ -283,6 +284,14 @@ def eat_memory(mb: int, until: str = "") -> int:
     while until and not os.path.exists(until):
         time.sleep(POLL_SECONDS)
     return sum(map(len, eaten))
+
+
+@app.task(name="hoard")
+@noted
+def hoard(mb: int) -> int:
+    """Makes that many MiB more resident for the rest of this process's life; returns its pid."""
+    _hoard.append(b"\x01" * (mb << 20))
+    return os.getpid()
 
 
 @app.task(name="big_result")

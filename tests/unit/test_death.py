@@ -116,6 +116,8 @@ def test_what_is_not_known_is_left_out() -> None:
         ("stuck", "dtq: it could not settle"),
         ("boot", "dtq: it was not ready within the boot timeout"),
         ("immediate", "dtq: immediate stop"),
+        ("memory", "dtq: hard memory limit"),
+        ("leaving", "dtq: it did not end"),
     ],
 )
 def test_what_we_killed_is_ours_whatever_the_kernel_counts(kind: Any, text: str) -> None:
@@ -123,6 +125,13 @@ def test_what_we_killed_is_ours_whatever_the_kernel_counts(kind: Any, text: str)
 
     assert killed_by(KILLED, verdict=Verdict(kind, 1), oom=oom) == (text, "certain")
     assert cause(KILLED, BUSY, Verdict(kind, 1), None, "")["verdict"] == kind
+
+
+def test_a_kill_for_memory_says_how_much_there_was_and_how_much_was_allowed() -> None:
+    found = cause(KILLED, BUSY, Verdict("memory", 1, 700 << 20, 512 << 20), None, "")
+
+    assert (found["resident_bytes"], found["limit_bytes"]) == (700 << 20, 512 << 20)
+    assert "resident_bytes" not in cause(KILLED, BUSY, Verdict("timeout", 1), None, "")
 
 
 def test_a_kill_that_came_too_late_is_not_the_cause() -> None:

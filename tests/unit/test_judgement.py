@@ -14,7 +14,7 @@ from dtq_child.row import Counters, Execution, Phase, Row
 from dtq_supervisor.events import Verdict, VerdictKind
 from dtq_supervisor.judgement import Death, crash_delays, judge, message_of
 
-RELEASING: tuple[VerdictKind, ...] = ("superseded", "cancelled", "grace", "immediate", "boot")
+RELEASING: tuple[VerdictKind, ...] = ("superseded", "cancelled", "grace", "immediate", "boot", "leaving")
 LUA_ARGUMENTS_BEFORE_DELAYS = 17
 
 
@@ -75,9 +75,17 @@ def test_the_execution_that_a_timeout_names_is_ended_as_its_policy_says() -> Non
 
 
 def test_an_execution_that_the_verdict_does_not_name_is_not_blamed() -> None:
-    for kind in ("timeout", "stuck"):
+    for kind in ("timeout", "stuck", "memory"):
         judgement = judge(death(row(seq=4), kind), 0.5)
         assert (judgement.how, judgement.exact, judgement.named) == ("crash", True, None)
+
+
+def test_what_was_killed_for_its_memory_is_a_crash_and_its_error_says_how_much_that_was() -> None:
+    killed = Death(0, 1, "w:0.1", row(), Verdict("memory", 3, 700, 512))
+    judgement = judge(killed, 0.5)
+    assert (judgement.how, judgement.exact, judgement.error_class) == ("crash", True, "ChildDied")
+    assert judgement.named == row().execution
+    assert "(it held more than --hard-memory-per-child: 700 of 512 bytes) while" in judgement.message
 
 
 @pytest.mark.parametrize("kind", RELEASING)

@@ -41,6 +41,8 @@ from dtq_supervisor.events import (
     KillStray,
     KillTemplate,
     LeaveLoop,
+    LeaveOverdue,
+    MemorySeen,
     MourningOver,
     OpenClaims,
     OrderStop,
@@ -65,6 +67,7 @@ from dtq_supervisor.events import (
     Verdict,
 )
 from dtq_supervisor.pool import Policy, Pool, step
+from dtq_supervisor.recycling import Limits
 from dtq_supervisor.slot import ALIVE, BACKOFF_MOST_S, State
 
 BOOT_S = Policy().boot_timeout_s
@@ -619,7 +622,9 @@ class PoolMachine(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.pool = Pool.of(PROCS, Policy(boot_timeout_s=10.0, shutdown_grace_s=8.0, cancel_grace_s=3.0))
+        limits = Limits(tasks=4, memory=100, hard_memory=200)
+        policy = Policy(boot_timeout_s=10.0, shutdown_grace_s=8.0, cancel_grace_s=3.0, limits=limits)
+        self.pool = Pool.of(PROCS, policy)
         self.world = World()
         self.now = 1000.0
         self.next_pid = 100
@@ -743,7 +748,8 @@ class PoolMachine(RuleBasedStateMachine):
         child = self.some_child(data)
         if not child.killed:
             child.ready = True
-            self.feed(ChildReady(child.slot, child.life))
+            size = data.draw(st.sampled_from([0, 50, 50, 50, 95])) if self.pool.proven else 50
+            self.feed(ChildReady(child.slot, child.life, size))
 
     @precondition(lambda self: bool(self.world.living))
     @rule(data=st.data(), stale=st.sampled_from([0, 0, 0, 1]))
@@ -759,6 +765,9 @@ class PoolMachine(RuleBasedStateMachine):
             Revoked(*where, "superseded"),
             SettlingStuck(*where),
             ExecutionOver(*where),
+            MemorySeen(where[0], where[1], 150, where[2]),
+            MemorySeen(where[0], where[1], 250, data.draw(st.sampled_from([0, where[2]]))),
+            LeaveOverdue(where[0], where[1]),
         ]
         self.feed(data.draw(st.sampled_from(events)))
 

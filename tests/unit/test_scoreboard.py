@@ -137,8 +137,9 @@ def test_a_task_is_followed_from_claim_to_claim(board: Scoreboard) -> None:
     assert (row.phase, row.execution, row.seq, row.idle_since) == (Phase.READY, None, 1, 13.0)
     assert row.settling_since == 0.0
 
-    child.exiting()
-    assert read(board, 1).phase is Phase.EXITING
+    child.exiting(14.0)
+    row = read(board, 1)
+    assert (row.phase, row.idle_since) == (Phase.EXITING, 14.0)
 
 
 def test_looking_for_work_in_vain_makes_a_child_no_less_idle(board: Scoreboard) -> None:
@@ -227,6 +228,21 @@ def test_a_new_life_finds_nothing_of_the_last_one(board: Scoreboard) -> None:
         order_kind=0,
         order_seq=0,
     )
+
+
+def test_a_child_that_may_execute_three_is_spent_when_the_third_has_begun(board: Scoreboard) -> None:
+    board.reset_row(0, 1, may_claim=True, stop_after=3)
+    child = board.child_row(0)
+    child.sized(40_000_000)
+    for seq in (1, 2, 3):
+        assert not child.spent
+        child.executing(replace(FIRST, seq=seq))
+    assert child.spent
+    row = read(board, 0)
+    assert (row.stop_after, row.seq, row.ready_bytes) == (3, 3, 40_000_000)
+    board.reset_row(0, 2, may_claim=True)
+    assert not board.child_row(0).spent
+    assert read(board, 0).ready_bytes == 0
 
 
 def test_the_child_sees_what_its_supervisor_wants(board: Scoreboard) -> None:
