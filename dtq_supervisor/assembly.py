@@ -21,6 +21,7 @@ from dtq_supervisor.hands import Hands
 from dtq_supervisor.heartbeat import Heartbeat
 from dtq_supervisor.inbox import Inbox
 from dtq_supervisor.leader import Leader
+from dtq_supervisor.notify import Notifier
 from dtq_supervisor.nursery import Nursery
 from dtq_supervisor.pool import Policy, Pool
 from dtq_supervisor.preflight import Preflight
@@ -42,6 +43,7 @@ def assemble(
     procs: int,
     worker_id: str,
     signals: SignalNotes,
+    notifier: Notifier,
     embedded: EmbeddedRedis | None = None,
     descriptor_limit: int | None = None,
 ) -> Supervisor:
@@ -69,6 +71,7 @@ def assemble(
         pacemaker=heartbeat,
         ending=Ending(nursery, duties, settler, heartbeat, embedded),
         signals=signals,
+        notifier=notifier,
     )
 
 

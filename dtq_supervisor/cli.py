@@ -25,6 +25,7 @@ from dtq_supervisor.assembly import assemble, limits_of, rows_for
 from dtq_supervisor.cpus import default_procs
 from dtq_supervisor.flags import add_arguments
 from dtq_supervisor.logs import say
+from dtq_supervisor.notify import Invitation, notifier
 from dtq_supervisor.pidfile import Pidfile, PidfileLocked
 from dtq_supervisor.platform_check import unsupported, untested
 from dtq_supervisor.signals import SignalNotes
@@ -101,6 +102,8 @@ def _run(loaded: Loaded, worker_id: str) -> int:
     for warning in loaded.warnings:
         log.warning("%s", warning)
     prctl.become_subreaper()
+    # Before anything is started that could inherit it.
+    manager = notifier(Invitation.take(os.environ, os.getpid()))
     signals = SignalNotes()
     signals.install()
     procs, origin = (loaded.settings.procs, "as told") if loaded.settings.procs else default_procs()
@@ -114,6 +117,7 @@ def _run(loaded: Loaded, worker_id: str) -> int:
             procs=procs,
             worker_id=worker_id,
             signals=signals,
+            notifier=manager,
             embedded=redis,
             descriptor_limit=found,
         ).run()

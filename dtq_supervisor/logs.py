@@ -33,6 +33,7 @@ WORDS: Mapping[str, str] = {
     "evicting_allowed": "Redis may evict tasks when it is full (maxmemory-policy {policy})",
     "gap": "the main loop did not run for {seconds:.1f} s; deadlines of that time count from now",
     "slow_tick": "one round of the main loop took {seconds:.2f} s",
+    "manager_deaf": "the service manager that NOTIFY_SOCKET names cannot be told how things stand: {reason}",
     "signal": "signal {name}",
     "signal_ignored": "signal {name} has no meaning yet and is ignored",
     "reload_unavailable": "SIGHUP: reload is not available; restart the service for new code",

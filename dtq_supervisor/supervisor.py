@@ -46,6 +46,7 @@ from dtq_supervisor.events import (
 )
 from dtq_supervisor.hands import Hands
 from dtq_supervisor.logs import say
+from dtq_supervisor.notify import Notifier, Standing, standing
 from dtq_supervisor.nursery import Nursery, how
 from dtq_supervisor.pool import Pool, step
 from dtq_supervisor.process import Child, Exit, Other, TemplateProcess
@@ -106,10 +107,11 @@ class Supervisor:
         pacemaker: Pacemaker,
         ending: Ending,
         signals: SignalNotes,
+        notifier: Notifier,
     ) -> None:
         self._seat, self._pool, self._crew, self._nursery = seat, pool, crew, nursery
         self._duties, self._hands, self._pacemaker = duties, hands, pacemaker
-        self._ending, self._signals = ending, signals
+        self._ending, self._signals, self._notifier = ending, signals, notifier
         self._processes = nursery.processes
         self._oom = OomWatch()
         self._gap = NO_GAP
@@ -133,6 +135,7 @@ class Supervisor:
         for event in self._happenings():
             self._step(event)
         self._publish()
+        self._notifier.tell(time.monotonic(), self._standing())
         busy = time.monotonic() - self._clocks.tick
         if busy > SLOW_S:
             say("warning", "slow_tick", {"seconds": busy})
@@ -307,6 +310,9 @@ class Supervisor:
         published.generation = pool.template.generation if pool.imported else 0
         self._announce(tuple((slot.life, slot.pid, slot.state in RUNNING) for slot in pool.slots))
 
+    def _standing(self) -> Standing:
+        return standing(self._pool, redis_away=self._seat.troubles.redis_away())
+
     def _announce(self, crowd: tuple[tuple[int, int, bool], ...]) -> None:
         """The record of ourselves names the children, so it is written anew when they change."""
         if crowd != self._announced and self._clocks.tick - self._announced_at >= ANNOUNCE_S:
@@ -322,7 +328,8 @@ class Supervisor:
         if self._crew.dumping:
             longest = DUMP_S
         # Never less: an alarm that cannot be confirmed yet must not make us spin.
-        return max(DUMP_S, min(longest, next_look(self._alarms(), time.monotonic())))
+        now = time.monotonic()
+        return max(DUMP_S, min(longest, self._notifier.rest_s(now), next_look(self._alarms(), now)))
 
     def _sleep(self) -> None:
         poll = select.poll()

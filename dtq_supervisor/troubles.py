@@ -85,6 +85,11 @@ class Troubles:
                 self._now[OUTAGE].duties.discard(duty)
                 self._end(OUTAGE, self._clock())
 
+    def redis_away(self) -> bool:
+        """An outage lasts."""
+        with self._lock:
+            return OUTAGE in self._now
+
     def _is_outage(self, duty: str, now: float) -> bool:
         """The second failure of one duty, or of two while nobody was answered. If so, it begins here."""
         before = [at for who, at in self._doubts.items() if who == duty or at >= self._replied_at]
