@@ -143,7 +143,7 @@ def _start_once(program: str, deadline: float) -> tuple[EmbeddedRedis | None, st
     return server, ""
 
 
-# docs/design.md, "What a Redis for dtq is told". The first name is the one that 6.2 knows, too.
+# docs/design.md, "Two settings of the server". The first name is the one that 6.2 knows, too.
 TUNING = {"hash-max-ziplist-value": "1024", "stream-node-max-entries": "16"}
 
 
