@@ -49,15 +49,17 @@ def until(condition: Callable[[], bool], seconds: float, what: str, pause: float
 
 
 @contextlib.contextmanager
-def stage(procs: int, *flags: str, queues: str = "default") -> Iterator[Stage]:
-    """A supervisor whose children are all ready. Stops everything at the end."""
+def stage(
+    procs: int, *flags: str, queues: str = "default", name: str = "benchmarks.tasks:app"
+) -> Iterator[Stage]:
+    """A supervisor of the application `name` whose children are all ready. Stops everything at the end."""
     with embedded.start() as server, tempfile.TemporaryDirectory() as folder:
         app.configure(defaults(redis_url=server.url))
         broker = app.broker
         if not isinstance(broker, Broker):
             raise TypeError("measurements need the real broker")
         log = Path(folder) / "supervisor.log"
-        command = [sys.executable, "-m", "dtq_supervisor", "benchmarks.tasks:app", "--redis-url", server.url]
+        command = [sys.executable, "-m", "dtq_supervisor", name, "--redis-url", server.url]
         command += ["--procs", str(procs), "--queues", queues, *flags]
         environ = {**os.environ, "PYTHONPATH": str(Path(__file__).parent.parent)}
         with log.open("wb") as err:
