@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 import yaml
 
-from dtq_child.settings import SETTINGS, Loaded, defaults, load
+from dtq_child.settings import SETTINGS, Loaded, Settings, defaults, load
 from dtq_supervisor import cli, embedded
 from dtq_supervisor.events import EXIT_CONFIG, EXIT_INTERRUPTED
 from dtq_supervisor.platform_check import TESTED
@@ -31,6 +31,8 @@ EXIT_USAGE = 2
 END_S = 2.0
 """After the grace everything is gone within this time (R36)."""
 SPARE_S = 10.0
+OVERHEAD = 128 << 20
+"""What supervisor and template take, with room for the import of an application."""
 NOBODY = 65534
 
 
@@ -44,6 +46,13 @@ def fits_the_grace(seconds: float) -> bool:
     """Enough for a stop with the default grace, and not much more."""
     least = defaults().shutdown_grace_s + END_S
     return least <= seconds <= least + SPARE_S
+
+
+def fits_the_memory(settings: Settings, limit: int) -> bool:
+    """Every child at its limit, and the two processes above them."""
+    assert settings.procs
+    assert settings.hard_memory_per_child
+    return settings.procs * settings.hard_memory_per_child + OVERHEAD <= limit
 
 
 # --- names
@@ -191,7 +200,10 @@ def test_the_services_of_compose_are_accepted() -> None:
         name: re.sub(r"\$\{\w+:-([^}]*)\}", r"\1", value) for name, value in supervisor["environment"].items()
     }
     assert environ.pop("DTQ_APP").startswith("${DTQ_APP:?")
-    assert accepted(environ, "shop.tasks:app").settings.redis_url == "redis://redis:6379/0"
+    settings = accepted(environ, "shop.tasks:app").settings
+    assert settings.redis_url == "redis://redis:6379/0"
+    assert supervisor["mem_limit"] == "1g"
+    assert fits_the_memory(settings, 1 << 30)
     assert fits_the_grace(seconds(supervisor["stop_grace_period"]))
     assert supervisor["user"] == f"{NOBODY}:{NOBODY}"
     assert supervisor["read_only"]
@@ -220,7 +232,10 @@ def test_the_pod_starts_a_supervisor_that_accepts_its_settings(pod: Any) -> None
     (container,) = pod["containers"]
     environ = {variable["name"]: variable["value"] for variable in container["env"]}
     settings = accepted(environ, *container["args"]).settings
-    assert settings.procs == int(container["resources"]["limits"]["cpu"])
+    limits = container["resources"]["limits"]
+    assert settings.procs == int(limits["cpu"])
+    assert limits["memory"] == "1Gi"
+    assert fits_the_memory(settings, 1 << 30)
     mounts = {mount["name"]: mount["mountPath"] for mount in container["volumeMounts"]}
     assert set(mounts) == {volume["name"] for volume in pod["volumes"]}
     assert Path(environ["DTQ_REDIS_URL_FILE"]).parent == Path(mounts["redis-url"])
