@@ -15,7 +15,7 @@ import pytest
 from dtq_child.memory import resident_bytes
 from dtq_child.task import Record, Status
 from dtq_supervisor.recycling import LEAVE_MOST_S
-from tests.conftest import SupervisorStarter
+from tests.conftest import ProxyStarter, SupervisorStarter
 from tests.process.producer import Producer
 from tests.process.witness import PATIENCE_S, Vigil, refilled, sockets, started
 from tests.support.ledger import Ledger
@@ -85,6 +85,35 @@ def test_a_child_executes_as_many_as_it_may_and_what_it_holds_goes_to_the_next(
     by_pid = Counter(entry.pid for entry in ledger.entries() if entry.word == "start")
     assert sorted(by_pid.values()) == [3, 5, 5, 5, 5]
     told(pool, {"tasks": 4})
+
+
+def test_a_child_whose_last_task_ends_while_redis_is_away_settles_it_before_it_goes(
+    start_supervisor: SupervisorStarter,
+    start_proxy: ProxyStarter,
+    redis_server: RedisServer,
+    producer: Producer,
+    ledger: Ledger,
+    tmp_path: Path,
+) -> None:
+    proxy = start_proxy(redis_server.port)
+    flags = ["--max-tasks-per-child", "1"]
+    pool = start_supervisor(server=redis_server, url=proxy.url, procs=1, flags=flags).wait_ready()
+    gate = tmp_path / "gate"
+    first = producer.send("wait_for_file", {"path": str(gate)})
+    pid = started(ledger, first).pid
+    second = producer.send("note")
+    proxy.refuse()
+    proxy.cut()
+    gate.touch()
+    until(lambda: "Redis did not do it" in pool.log(), PATIENCE_S, pool.describe)
+    assert pool.child_pids() == [pid]
+    proxy.heal()
+    for task_id in (first, second):
+        record = producer.wait(task_id, Status.SUCCEEDED, timeout=PATIENCE_S)
+        assert (record.number("crashes"), record.number("attempt")) == (0, 1)
+        assert len(ledger.starts(task_id)) == 1
+    assert started(ledger, second).pid != pid
+    told(pool, {"tasks": 2})
 
 
 HANGS_AT_ITS_END = """
@@ -238,7 +267,9 @@ RECYCLES, PART = 2000, 500
 def test_after_two_thousand_replacements_nothing_has_grown(
     start_supervisor: SupervisorStarter, redis_server: RedisServer, producer: Producer, ledger: Ledger
 ) -> None:
-    pool = start_supervisor(server=redis_server, flags=["--max-tasks-per-child", "1"]).wait_ready()
+    # The sizes are looked at all the while, also of children that go in that moment.
+    flags = ["--max-tasks-per-child", "1", "--max-memory-per-child", "500M"]
+    pool = start_supervisor(server=redis_server, flags=flags).wait_ready()
     producer.wait(producer.send("note"), Status.SUCCEEDED, PATIENCE_S)  # every thread has met Redis
     refilled(pool, set(), PATIENCE_S)
     figures = [figures_of(pool, 0)]
