@@ -87,6 +87,27 @@ def test_a_child_executes_as_many_as_it_may_and_what_it_holds_goes_to_the_next(
     told(pool, {"tasks": 4})
 
 
+def test_replacements_and_deaths_side_by_side_leave_every_slot_at_work(
+    start_supervisor: SupervisorStarter, redis_server: RedisServer, producer: Producer, ledger: Ledger
+) -> None:
+    flags = ["--max-tasks-per-child", "2", "--max-tasks-jitter", "2"]
+    pool = start_supervisor(server=redis_server, procs=3, flags=flags).wait_ready()
+    notes = producer.send_together([("note", {})] * 60)
+    poison = producer.send_together([("kill_self", {}), ("segfault", {}), ("os_exit", {"code": 0})] * 4)
+    more = producer.send_together([("note", {})] * 60)
+    for task_id in [*notes, *more]:
+        record = producer.wait(task_id, Status.SUCCEEDED, timeout=PATIENCE_S)
+        assert (record.number("crashes"), len(ledger.starts(task_id))) == (0, 1)
+    for task_id in poison:
+        until(lambda t=task_id: producer.record(t).number("crashes") == 3, 60, pool.describe)  # type: ignore[misc]
+    producer.wait(poison[-1], Status.DEAD_LETTERED, timeout=PATIENCE_S)
+    until(lambda: replaced(pool).get("crash") == 3 * len(poison), PATIENCE_S, pool.describe)
+    assert replaced(pool).keys() == {"tasks", "crash"}
+    refilled(pool, set(), PATIENCE_S)
+    assert snapshot(redis_server.client()).at_rest()
+    assert [process for process in pool.tree() if process.status == "zombie"] == []
+
+
 def test_a_child_whose_last_task_ends_while_redis_is_away_settles_it_before_it_goes(
     start_supervisor: SupervisorStarter,
     start_proxy: ProxyStarter,
