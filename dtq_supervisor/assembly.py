@@ -41,16 +41,17 @@ def assemble(
     settings: Settings,
     *,
     procs: int,
+    most: int,
     worker_id: str,
     signals: SignalNotes,
     notifier: Notifier,
     embedded: EmbeddedRedis | None = None,
     descriptor_limit: int | None = None,
 ) -> Supervisor:
-    """`signals` are installed already; `embedded` runs already, and the settings' URL is its.
-    `descriptor_limit`: what children get, if it is not ours."""
-    pool = Pool.of(procs, policy_of(settings), rows_for(procs))
-    board = Scoreboard.create(rows_for(procs))
+    """`most`: how many children there may ever be. `signals` are installed already; `embedded` runs already,
+    and the settings' URL is its. `descriptor_limit`: what children get, if it is not ours."""
+    pool = Pool.of(procs, policy_of(settings), rows_for(most), most)
+    board = Scoreboard.create(rows_for(most))
     board.set_claiming(False)  # before Redis has been found fit
     seat = take_seat(settings, procs, worker_id, board)
     nursery = Nursery(

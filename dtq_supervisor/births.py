@@ -117,6 +117,8 @@ def _fill(pool: Pool, now: float, actions: list[Action]) -> None:
 def refill(pool: Pool, now: float, slot: Slot, actions: list[Action]) -> None:
     if pool.stopping or pool.template.state != "up" or slot.state in ALIVE or slot.held_until > now:
         return
+    if slot.number in pool.closed:
+        return
     row = slot.number if slot.number in pool.free_rows else pool.free_rows[0]
     pool.free_rows.remove(row)
     generation = pool.template.generation
@@ -145,8 +147,8 @@ def boot_died(
     pool: Pool, now: float, slot: Slot, reason: str, actions: list[Action], *, killed: bool = False
 ) -> None:
     free_row(pool, slot)
-    if pool.stopping:
-        slot.take("boot_died_stopping")
+    if pool.stopping or slot.number in pool.closed:
+        slot.take("boot_died_unwanted")
         return
     slot.take("boot_died")
     pool.replaced[BOOT] += 1

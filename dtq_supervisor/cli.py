@@ -28,6 +28,7 @@ from dtq_supervisor.logs import say
 from dtq_supervisor.notify import Invitation, notifier
 from dtq_supervisor.pidfile import Pidfile, PidfileLocked
 from dtq_supervisor.platform_check import unsupported, untested
+from dtq_supervisor.resizing import most_for
 from dtq_supervisor.signals import SignalNotes
 
 EXIT_ERROR, EXIT_LOCKED, EXIT_CONFIG = 70, 73, 78
@@ -107,7 +108,7 @@ def _run(loaded: Loaded, worker_id: str) -> int:
     signals = SignalNotes()
     signals.install()
     procs, origin = (loaded.settings.procs, "as told") if loaded.settings.procs else default_procs()
-    found = descriptors.make_room(procs, rows_for(procs))
+    most, found = _make_room(procs)
     redis = embedded.start() if loaded.settings.embedded else None
     try:
         settings = _with_redis(loaded.settings, redis)
@@ -115,6 +116,7 @@ def _run(loaded: Loaded, worker_id: str) -> int:
         return assemble(
             settings,
             procs=procs,
+            most=most,
             worker_id=worker_id,
             signals=signals,
             notifier=manager,
@@ -124,6 +126,15 @@ def _run(loaded: Loaded, worker_id: str) -> int:
     finally:
         if redis is not None:
             redis.stop()
+
+
+def _make_room(procs: int) -> tuple[int, int | None]:
+    """How many children there may ever be, and what `descriptors.make_room` says. Raises BadConfiguration."""
+    most = most_for(procs)
+    try:
+        return most, descriptors.make_room(most, rows_for(most))
+    except BadConfiguration:  # no room to grow, perhaps enough to start
+        return procs, descriptors.make_room(procs, rows_for(procs))
 
 
 def _with_redis(settings: Settings, redis: embedded.EmbeddedRedis | None) -> Settings:

@@ -28,6 +28,7 @@ _BY_US = {
     "immediate": "dtq: immediate stop",
     "memory": "dtq: hard memory limit",
     "leaving": "dtq: it did not end",
+    "surplus": "dtq: one child fewer",
 }
 _BY_ITSELF = frozenset(
     {

@@ -16,7 +16,16 @@ EXIT_IMPORT, EXIT_INTERRUPTED, EXIT_REFUSED, EXIT_CONFIG = 4, 1, 69, 78
 """Exit codes of the supervisor that the pool decides on."""
 
 VerdictKind = Literal[
-    "timeout", "superseded", "cancelled", "grace", "stuck", "boot", "immediate", "memory", "leaving"
+    "timeout",
+    "superseded",
+    "cancelled",
+    "grace",
+    "stuck",
+    "boot",
+    "immediate",
+    "memory",
+    "leaving",
+    "surplus",
 ]
 ENDED_BY_VERDICT = frozenset({"timeout", "superseded", "cancelled"})
 """Kills that end the delivery they name; every other one leaves it to run again."""
@@ -30,6 +39,7 @@ KILLED_BECAUSE: Mapping[VerdictKind, str] = {
     "immediate": "an immediate stop was asked for",
     "memory": "it held more than --hard-memory-per-child",
     "leaving": "it had nothing to do any more, and did not end",
+    "surplus": "one child fewer was asked for while it booted",
 }
 
 
@@ -279,6 +289,24 @@ class ReloadAsked:
 
 
 @dataclass(frozen=True, slots=True)
+class ResizeAsked:
+    """Somebody wants so many children more, or fewer. `busy`: the slots that execute at this moment."""
+
+    by: int
+    busy: frozenset[int] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class QuietAsked:
+    """Somebody wants no new claims for a while."""
+
+
+@dataclass(frozen=True, slots=True)
+class ResumeAsked:
+    """Somebody wants claims again."""
+
+
+@dataclass(frozen=True, slots=True)
 class ContactMade:
     """Redis was reached for the first time, and it is one that we can work with."""
 
@@ -320,6 +348,9 @@ Event = (
     | PatienceOver
     | StacksAsked
     | ReloadAsked
+    | ResizeAsked
+    | QuietAsked
+    | ResumeAsked
     | ContactMade
     | ContactRefused
 )
@@ -418,8 +449,19 @@ class OrderStop:
 
 
 @dataclass(frozen=True, slots=True)
+class BeginDuties:
+    """Redis will do: all that talks to it begins."""
+
+
+@dataclass(frozen=True, slots=True)
 class OpenClaims:
-    """Children may claim, and the duties begin."""
+    """Children may claim."""
+
+
+@dataclass(frozen=True, slots=True)
+class HoldClaims:
+    """No child claims anything until claims are opened again; nothing is reaped, the park is opened to
+    others."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -468,7 +510,9 @@ Action = (
     | ShowStack
     | HardKill
     | OrderStop
+    | BeginDuties
     | OpenClaims
+    | HoldClaims
     | CloseClaims
     | Settle
     | LeaveLoop

@@ -13,10 +13,12 @@ from dtq_supervisor.duties import Duties
 from dtq_supervisor.events import (
     Action,
     AllowClaims,
+    BeginDuties,
     CloseClaims,
     DumpStack,
     Fork,
     HardKill,
+    HoldClaims,
     KillStray,
     KillTemplate,
     LeaveLoop,
@@ -71,7 +73,9 @@ class Hands:
             ShowStack: self._show_stack,
             HardKill: self._hard_kill,
             OrderStop: self._order_stop,
+            BeginDuties: self._begin_duties,
             OpenClaims: self._open_claims,
+            HoldClaims: self._hold_claims,
             CloseClaims: self._close_claims,
             Settle: self._settle,
             LeaveLoop: self._leave_loop,
@@ -125,6 +129,7 @@ class Hands:
             return  # already dead: its exit will be collected
         row, verdict = self._crew.seen(action.slot, action.life), action.verdict
         facts = {"slot": action.slot, "life": action.life, "verdict": verdict.kind, **_doing(row)}
+        facts["pid"] = self._nursery.processes.pid(action.slot, action.life)  # its row may not say it yet
         facts["why"] = verdict.why
         say("warning", "killed" if facts.get("task_id") else "killed_idle", facts)
 
@@ -173,10 +178,16 @@ class Hands:
 
     # The whole.
 
-    def _open_claims(self, action: OpenClaims) -> None:
+    def _begin_duties(self, action: BeginDuties) -> None:
         self.contact = True
-        self._seat.scoreboard.set_claiming(True)
         self._duties.start()
+
+    def _open_claims(self, action: OpenClaims) -> None:
+        self._seat.scoreboard.set_claiming(True)
+        self._seat.scoreboard.park_changed()  # what lay there while claims were held
+
+    def _hold_claims(self, action: HoldClaims) -> None:
+        self._seat.scoreboard.set_claiming(False)
 
     def _close_claims(self, action: CloseClaims) -> None:
         self._seat.scoreboard.set_claiming(False)

@@ -5,7 +5,8 @@
     timeout                           ended as TaskTimeout         released
     stuck, memory                     a crash                      released
     superseded, cancelled, boot,
-    grace, immediate, leaving         released                     released
+    grace, immediate, leaving,
+    surplus                           released                     released
 
     not by us                         what runs                    what is held
     ---------                         ---------                    ------------

@@ -76,9 +76,11 @@ def _status(pool: Pool, redis_away: bool) -> str:
         return "the application cannot be imported; the log says why"
     if not pool.imported:
         return "the application is being imported"
-    up = f"{pool.at_work()} of {_children(len(pool.slots))}"
+    up = f"{pool.at_work()} of {_children(pool.procs())}"
     if redis_away or not pool.contact:
         return f"waiting for Redis; {up} up"
+    if pool.quiet:
+        return f"claims are held (SIGTSTP); {up} up"
     return f"{up} at work"
 
 

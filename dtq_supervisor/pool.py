@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from dtq_supervisor import births, executions, retirement, stopping
+from dtq_supervisor import births, claiming, executions, resizing, retirement, stopping
 from dtq_supervisor.events import (
     ENDED_BY_VERDICT,
     EXIT_IMPORT,
@@ -37,7 +37,10 @@ from dtq_supervisor.events import (
     MemorySeen,
     MourningOver,
     PatienceOver,
+    QuietAsked,
     ReloadAsked,
+    ResizeAsked,
+    ResumeAsked,
     Revoked,
     Settle,
     SettlingStuck,
@@ -101,7 +104,7 @@ def on_exited(pool: Pool, now: float, event: Exited, actions: list[Action]) -> N
         return
     by_itself = slot.state in WORKING
     slot.take("gone")
-    if not pool.stopping:
+    if not pool.stopping and slot.number not in pool.closed:
         pool.replaced[reason_of(slot.leaving, event, verdict)] += 1
     slot.mourn(now)
     free_row(pool, slot)
@@ -163,6 +166,9 @@ _STEPS: dict[type, Callable[[Pool, float, Any, list[Action]], None]] = {
     PatienceOver: stopping.on_patience_over,
     StacksAsked: executions.on_stacks_asked,
     ReloadAsked: stopping.on_reload_asked,
+    ResizeAsked: resizing.on_resize_asked,
+    QuietAsked: claiming.on_quiet_asked,
+    ResumeAsked: claiming.on_resume_asked,
     ContactMade: stopping.on_contact_made,
     ContactRefused: stopping.on_contact_refused,
 }

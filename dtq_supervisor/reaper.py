@@ -71,6 +71,12 @@ def reap(line: Line, terms: Terms, go_on: tuple[int, str] = (1, "")) -> Reaped:
     )
 
 
+def open_park(line: Line) -> int:
+    """Whatever lies in our park is idle past every timeout from now on. Returns how many entries were not
+    already. Raises BrokerError."""
+    return int(line.run("open_park", line.streams(), [line.park]))
+
+
 class Reaper(RedisDuty):
     """Looks once a second, and again at once while there is more than the park has room for.
 
@@ -94,6 +100,8 @@ class Reaper(RedisDuty):
 
     def beat(self) -> float:
         wait = self._reap() if self.seat.may_reap() else EVERY_S
+        if self.seat.quiet():
+            self._open_park()
         if time.monotonic() >= self._next_strays:
             self._next_strays = time.monotonic() + EVERY_S
             self._look_for_strays()
@@ -111,7 +119,7 @@ class Reaper(RedisDuty):
         return self._hurry_s
 
     def _call(self, go_on: tuple[int, str]) -> Reaped:
-        room = 2 * self.seat.procs
+        room = 2 * self.seat.concurrency()
         terms = Terms(self._visibility_ms, room, self._window(), crash_delays(random()))
         try:
             reaped = reap(self.line, terms, go_on)
@@ -150,6 +158,13 @@ class Reaper(RedisDuty):
             if now >= self._said.get(problem, 0.0):
                 self._said[problem] = now + REPEAT_S
                 say("error", "band_problem", {"problem": problem})
+
+    def _open_park(self) -> None:
+        """Ours claim nothing: what waits for them is anybody's."""
+        opened = open_park(self.line)
+        if opened:
+            self.counts["opened"] += opened
+            say("info", "park_opened", {"count": opened})
 
     def _look_for_strays(self) -> None:
         before = children(self.seat)

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Literal
 
 from dtq_supervisor.events import Exited, Verdict
 
@@ -20,8 +21,9 @@ LEAVE_MOST_S = 10.0
 """For stop hooks, once a child has nothing in hand any more: one that hangs there would cost us its slot."""
 
 TASKS, MEMORY, HARD_MEMORY, BOOT, CRASH, ENDED = "tasks", "memory", "hard_memory", "boot", "crash", "ended"
+SURPLUS: Literal["surplus"] = "surplus"
 """What replacements are counted as. Kills for other reasons are counted by the kind of their verdict; `ended`
-is a clean end that nobody asked for."""
+is a clean end that nobody asked for, `surplus` one of a child that was asked for again before it had gone."""
 
 # Multiples of these, without their whole part, fall evenly between 0 and 1, however few there are.
 _GOLDEN, _SILVER = (math.sqrt(5) - 1) / 2, math.sqrt(2) - 1

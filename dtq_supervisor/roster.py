@@ -89,10 +89,22 @@ class Pool:
     unlimited_generation: int = 0
     """Whose children the memory limits are too small for, as was told."""
     left: bool = False
+    most: int = 0
+    """How many slots there may be."""
+    closed: set[int] = field(default_factory=set)
+    """Slots that get no child any more; the one they have may still be at work."""
+    told_bound: bool = False
+    quiet: bool = False
+    """Nothing is claimed until somebody resumes."""
 
     @classmethod
-    def of(cls, procs: int, policy: Policy, rows: int | None = None) -> Pool:
-        return cls([Slot(number) for number in range(procs)], list(range(rows or procs)), policy)
+    def of(cls, procs: int, policy: Policy, rows: int | None = None, most: int | None = None) -> Pool:
+        most = most or procs
+        return cls([Slot(number) for number in range(procs)], list(range(rows or most)), policy, most=most)
+
+    def procs(self) -> int:
+        """How many children there are to be."""
+        return len(self.slots) - len(self.closed)
 
     def living(self) -> list[Slot]:
         return [slot for slot in self.slots if slot.state in ALIVE]

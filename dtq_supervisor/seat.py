@@ -41,6 +41,8 @@ class Published:
     lives: tuple[Life, ...] = ()
     at_work: int = 0
     """Children that may execute."""
+    procs: int = 0
+    """Children that there are to be; 0: as many as at the start."""
     task_types: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     generation: int = 0
     past: Counters = field(default_factory=Counters)
@@ -126,7 +128,7 @@ class Seat:
         return self.published.lives
 
     def concurrency(self) -> int:
-        return self.procs
+        return self.published.procs or self.procs
 
     def generation(self) -> int:
         """Of the newest template that has imported the application; 0 before the first."""
@@ -146,6 +148,10 @@ class Seat:
         """Some child of ours may take what is in the park."""
         board = self.scoreboard
         return self.published.at_work > 0 and board.claiming and not board.stopping
+
+    def quiet(self) -> bool:
+        """Claims are held (SIGTSTP), or Redis has not answered yet."""
+        return not (self.scoreboard.claiming or self.scoreboard.stopping)
 
     def may_reap(self) -> bool:
         """Whoever cannot start a task takes none over (R30)."""

@@ -7,7 +7,7 @@ EMPTY ──fork──▶ STARTING ──ready──▶ READY ⇄ SOFT_TIMED_OUT
   │                │                  │            │
   │◀───────────────┼──────gone────────┴────────────┘              (and READY, SOFT_TIMED_OUT that die)
   │                ▼
-  └──give_up── BACKOFF ──fork──▶ STARTING                         (boot_died; boot_died_stopping → EMPTY)
+  └──give_up── BACKOFF ──fork──▶ STARTING                         (boot_died; boot_died_unwanted → EMPTY)
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ EDGES: Mapping[str, Edge] = MappingProxyType(
         "stop": _edge(State.STOPPING, State.READY, State.SOFT_TIMED_OUT),
         "doom": _edge(State.DOOMED, State.STARTING, State.READY, State.SOFT_TIMED_OUT, State.STOPPING),
         "boot_died": _edge(State.BACKOFF, State.STARTING, State.DOOMED),
-        "boot_died_stopping": _edge(State.EMPTY, State.STARTING, State.DOOMED),
+        "boot_died_unwanted": _edge(State.EMPTY, State.STARTING, State.DOOMED),
         "gone": _edge(State.EMPTY, State.READY, State.SOFT_TIMED_OUT, State.STOPPING, State.DOOMED),
         "give_up": _edge(State.EMPTY, State.BACKOFF),
     }

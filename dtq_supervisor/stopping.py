@@ -10,6 +10,7 @@ from dtq_supervisor.events import (
     EXIT_INTERRUPTED,
     EXIT_REFUSED,
     Action,
+    BeginDuties,
     CloseClaims,
     ContactMade,
     ContactRefused,
@@ -59,17 +60,18 @@ def _begin_stop(pool: Pool, now: float, mode: StopMode, actions: list[Action]) -
     facts = {"mode": mode.value, "grace_s": grace, "children": len(pool.living())}
     actions.append(Say("info", "stopping" if mode is StopMode.GRACEFUL else "stopping_now", facts))
     for slot in pool.slots:
-        _stop_slot(slot, actions)
+        stop_slot(slot, "immediate", actions)
     if mode is StopMode.IMMEDIATE:
         _kill_all(pool, now, "immediate", actions)
 
 
-def _stop_slot(slot: Slot, actions: list[Action]) -> None:
+def stop_slot(slot: Slot, kind: Literal["immediate", "surplus"], actions: list[Action]) -> None:
+    """No child, or one that boots, is no loss: it goes at once. Others end at their task boundary."""
     slot.held_until = 0.0
     if slot.state is State.BACKOFF:
         slot.take("give_up")
     elif slot.state is State.STARTING:
-        doom(slot, Verdict("immediate"), actions)
+        doom(slot, Verdict(kind), actions)
     elif slot.state in WORKING:
         slot.take("stop")
         actions.append(OrderStop(slot.number, slot.life))
@@ -109,7 +111,9 @@ def on_patience_over(pool: Pool, now: float, event: PatienceOver, actions: list[
 def on_contact_made(pool: Pool, now: float, event: ContactMade, actions: list[Action]) -> None:
     pool.contact = True
     if not pool.stopping:
-        actions.append(OpenClaims())
+        if not pool.quiet:
+            actions.append(OpenClaims())
+        actions.append(BeginDuties())
         tell_ready(pool, actions)
 
 

@@ -41,6 +41,9 @@ from dtq_supervisor.events import (
     ExecutionOver,
     Exited,
     MemorySeen,
+    QuietAsked,
+    ResizeAsked,
+    ResumeAsked,
     Stop,
     StopMode,
 )
@@ -176,13 +179,22 @@ class Supervisor:
             yield from self._confirm(event)
 
     def _signalled(self) -> Iterator[Event]:
-        for number in self._signals.take():
+        for number, times in self._signals.take():
             name, meaning = signal.Signals(number).name, MEANINGS.get(signal.Signals(number))
-            if meaning is not None:
+            if isinstance(meaning, ResizeAsked):
+                yield ResizeAsked(meaning.by * times, self._busy())
+            elif isinstance(meaning, QuietAsked | ResumeAsked):
+                yield meaning
+            elif meaning is not None:
                 say("info", "signal", {"name": name})
                 yield meaning
             elif number != signal.SIGCHLD:
                 say("warning", "signal_ignored", {"name": name})
+
+    def _busy(self) -> frozenset[int]:
+        """The slots that execute at this moment."""
+        rows = {slot.number: self._crew.look(slot.number, slot.life) for slot in self._pool.living()}
+        return frozenset(number for number, row in rows.items() if row is not None and row.execution)
 
     def _ends(self) -> Iterator[Event]:
         ends = self._processes.collect()
@@ -306,9 +318,11 @@ class Supervisor:
         )
         published.at_work = pool.at_work()
         published.replaced = dict(pool.replaced)
+        published.procs = pool.procs()
         published.task_types = self._nursery.task_types
         published.generation = pool.template.generation if pool.imported else 0
-        self._announce(tuple((slot.life, slot.pid, slot.state in RUNNING) for slot in pool.slots))
+        crowd = [(slot.life, slot.pid, slot.state in RUNNING) for slot in pool.slots]
+        self._announce(((pool.procs(), 0, pool.quiet), *crowd))
 
     def _standing(self) -> Standing:
         return standing(self._pool, redis_away=self._seat.troubles.redis_away())

@@ -1,4 +1,5 @@
 --!include sweeping
+--!include opening
 -- A supervisor takes its leave: what lies in its park is anybody's at once, its record goes, its bell, and its consumers with nothing pending.
 -- KEYS: nil, its hash, workers, its bell, then the streams of its queues.
 -- ARGV: event base, worker_id, park.
@@ -7,23 +8,10 @@
 unrefusable()
 local worker, park = ARGV[2], ARGV[3]
 
--- Its children are gone: others need not wait for its lease to run out.
-local function open_park(stream)
-  local start = '-'
-  while true do
-    local pending = try('XPENDING', stream, GROUP, start, '+', 100, park)
-    if failed(pending) or #pending == 0 then return end
-    for i = 1, #pending do
-      try('XCLAIM', stream, GROUP, park, 0, pending[i][1], 'TIME', 0, 'JUSTID')
-      start = '(' .. pending[i][1]
-    end
-  end
-end
-
 local deleted = 0
 for i = 5, #KEYS do
   if try('EXISTS', KEYS[i]) == 1 then
-    open_park(KEYS[i])
+    open_park(KEYS[i], park)  -- its children are gone: others need not wait for its lease to run out
     deleted = deleted + sweep(KEYS[i], 1000, function(who) return who == worker end)
   end
 end

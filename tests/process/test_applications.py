@@ -217,7 +217,7 @@ def test_more_children_than_descriptors_raise_the_limit_for_all_but_the_tasks(
         program=limited_to(soft=80, hard=4096),
     )
     app = App(redis_url=redis_server.url)
-    needed = 12 + 15 + MARGIN
+    needed = 24 + 30 + MARGIN  # with room for as many again
     assert app.enqueue("limits").result(timeout=10) == [[needed + 80, 4096], [80, 4096]]
     assert pool.stop() == 0
 

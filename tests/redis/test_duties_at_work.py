@@ -261,6 +261,28 @@ def test_who_starts_nothing_takes_nothing(scene: Scene, post: Post) -> None:
     until(lambda: scene.owner(token) == at_park(US), PATIENCE_S)
 
 
+def test_who_starts_nothing_for_a_while_opens_what_was_parked_to_others(scene: Scene, post: Post) -> None:
+    """SIGTSTP: others need not wait until it has been parked for a visibility timeout."""
+    parked, running = scene.hold_all(US, scene.enqueue(2))
+    scene.redis.xclaim(parked.stream, "workers", at_park(US), 0, [parked.entry_id], justid=True)
+    post.child()
+    reaper = Reaper(post.seat, nobody)
+    post.start(reaper)
+    until(lambda: reaper.line.received > 0, PATIENCE_S)
+    post.board.set_claiming(False)
+    until(lambda: (scene.pending(parked) or ("", 0))[1] > 1_000_000_000, PATIENCE_S)
+    assert scene.owner(parked) == at_park(US)
+    assert scene.pending(running) is not None
+    assert scene.owner(running) == running.consumer, "what a child has in hand is its own"
+    seen = reaper.line.received
+    until(lambda: reaper.line.received > seen, PATIENCE_S)
+    assert reaper.counts["opened"] == 1
+    with Post(scene.server.url, worker=THEM) as other:
+        other.child()
+        other.start(Reaper(other.seat, nobody))
+        until(lambda: scene.owner(parked) == at_park(THEM), PATIENCE_S)
+
+
 def test_an_outage_of_our_own_reaps_nobody(scene: Scene, start_proxy: ProxyStarter) -> None:
     """We were deaf; so perhaps was the other, whose lease has run out meanwhile. It gets time to speak."""
     proxy = start_proxy(scene.server.port)

@@ -18,6 +18,9 @@ from dtq_supervisor.events import (
     Event,
     Exited,
     Forked,
+    QuietAsked,
+    ResizeAsked,
+    ResumeAsked,
     Stop,
     StopMode,
     TemplateFailed,
@@ -95,6 +98,23 @@ def test_an_outage_is_told_and_takes_no_readiness_away() -> None:
     for event in (Begin(), TemplateUp(1), Forked(0, 1, 100), ContactMade(), ChildReady(0, 1)):
         step(pool, 0.0, event)
     assert standing(pool, redis_away=True) == Standing("waiting for Redis; 1 of 1 child up", ready=True)
+
+
+def test_held_claims_and_another_number_of_children_are_told_and_take_no_readiness_away() -> None:
+    pool = Pool.of(1, Policy(), most=2)
+    for event in (Begin(), TemplateUp(1), Forked(0, 1, 100), ContactMade(), ChildReady(0, 1)):
+        step(pool, 0.0, event)
+    told = []
+    for event in (ResizeAsked(1), QuietAsked(), ResumeAsked(), ResizeAsked(-1)):
+        step(pool, 0.0, event)
+        told.append(standing(pool, redis_away=False))
+    assert [at.status for at in told] == [
+        "1 of 2 children at work",
+        "claims are held (SIGTSTP); 1 of 2 children up",
+        "1 of 2 children at work",
+        "1 of 1 child at work",
+    ]
+    assert all(at.ready for at in told)
 
 
 # --- what is sent

@@ -19,6 +19,7 @@ from dtq_supervisor.events import (
     AllowClaims,
     BackoffOver,
     Begin,
+    BeginDuties,
     BootOverdue,
     CancelGraceOver,
     ChildReady,
@@ -38,6 +39,7 @@ from dtq_supervisor.events import (
     GraceWarning,
     HardDue,
     HardKill,
+    HoldClaims,
     KillStray,
     KillTemplate,
     LeaveLoop,
@@ -47,7 +49,10 @@ from dtq_supervisor.events import (
     OpenClaims,
     OrderStop,
     PatienceOver,
+    QuietAsked,
     ReloadAsked,
+    ResizeAsked,
+    ResumeAsked,
     Revoked,
     Say,
     Settle,
@@ -559,7 +564,7 @@ def test_an_exit_after_the_end_is_still_settled() -> None:
 
 
 def test_children_claim_once_redis_has_been_found_fit() -> None:
-    assert deeds(step(at_work(1), 1.0, ContactMade())) == [OpenClaims()]
+    assert deeds(step(at_work(1), 1.0, ContactMade())) == [OpenClaims(), BeginDuties()]
 
 
 def test_a_contact_that_comes_during_the_stop_opens_nothing() -> None:
@@ -614,7 +619,7 @@ class World:
         return next((c for c in self.living if (c.slot, c.life) == (slot, life)), None)
 
 
-PROCS = 3
+PROCS, MOST = 3, 5
 
 
 class PoolMachine(RuleBasedStateMachine):
@@ -624,7 +629,9 @@ class PoolMachine(RuleBasedStateMachine):
         super().__init__()
         limits = Limits(tasks=4, memory=100, hard_memory=200)
         policy = Policy(boot_timeout_s=10.0, shutdown_grace_s=8.0, cancel_grace_s=3.0, limits=limits)
-        self.pool = Pool.of(PROCS, policy)
+        self.pool = Pool.of(PROCS, policy, most=MOST)
+        self.wanted = PROCS
+        self.claims = False
         self.world = World()
         self.now = 1000.0
         self.next_pid = 100
@@ -643,6 +650,8 @@ class PoolMachine(RuleBasedStateMachine):
             assert settles == []
         for action in actions:
             self.do(action)
+            if isinstance(action, OpenClaims | HoldClaims | CloseClaims):
+                self.claims = isinstance(action, OpenClaims)
         return actions
 
     def do(self, action: Action) -> None:
@@ -801,6 +810,17 @@ class PoolMachine(RuleBasedStateMachine):
         self.world.unsettled.discard(life)
         self.feed(DeathSettled(*life))
 
+    @rule(by=st.sampled_from([1, 1, -1, -1, 3, -3]), data=st.data())
+    def another_number_is_asked_for(self, by: int, data: st.DataObject) -> None:
+        busy = frozenset(child.slot for child in self.world.living if data.draw(st.booleans()))
+        self.feed(ResizeAsked(by, busy))
+        if not self.pool.stopping and self.left is None:
+            self.wanted = max(1, min(MOST, self.wanted + by))
+
+    @rule(event=st.sampled_from([QuietAsked(), ResumeAsked(), ContactMade()]))
+    def claims_are_held_or_opened(self, event: Event) -> None:
+        self.feed(event)
+
     @rule(slot=st.integers(-1, PROCS), life=st.integers(0, 3))
     def nonsense_comes(self, slot: int, life: int) -> None:
         """Events of lives and slots that are not, which threads may send late."""
@@ -823,7 +843,8 @@ class PoolMachine(RuleBasedStateMachine):
     @invariant()
     def no_more_children_than_slots(self) -> None:
         expected = [slot for slot in self.pool.slots if slot.state in ALIVE]
-        assert len(expected) <= PROCS
+        assert len(expected) <= len(self.pool.slots) <= MOST
+        assert [slot.number for slot in self.pool.slots] == list(range(len(self.pool.slots)))
         mine = [c for c in self.world.living if self.pool.find(c.slot, c.life)]
         strays = [c for c in self.world.living if c not in mine]
         assert len(mine) <= len(expected)
@@ -832,14 +853,25 @@ class PoolMachine(RuleBasedStateMachine):
     @invariant()
     def rows_have_one_owner(self) -> None:
         rows = [slot.row for slot in self.pool.slots if slot.state in ALIVE]
-        assert sorted([*rows, *self.pool.free_rows]) == list(range(PROCS))
+        assert sorted([*rows, *self.pool.free_rows]) == list(range(MOST))
 
     @invariant()
     def every_empty_place_has_a_reason(self) -> None:
         for slot in self.pool.slots:
             if slot.state not in ALIVE and not self.pool.stopping and self.left is None:
-                waits = slot.held_until > 0.0
+                waits = slot.held_until > 0.0 or slot.number in self.pool.closed
                 assert waits or self.pool.template.state != "up", f"{slot} is forgotten"
+
+    @invariant()
+    def no_change_of_their_number_is_lost_or_doubled(self) -> None:
+        assert self.pool.procs() == self.wanted
+        running = [s for s in self.pool.slots if s.number in self.pool.closed and s.state in ALIVE]
+        assert all(slot.state in (State.STOPPING, State.DOOMED) for slot in running)
+
+    @invariant()
+    def claims_are_open_when_nobody_objects(self) -> None:
+        pool = self.pool
+        assert pool.left or self.claims == (pool.contact and not pool.quiet and not pool.stopping)
 
     @invariant()
     def who_may_not_claim_mourns(self) -> None:
