@@ -60,7 +60,7 @@ def stage(
             raise TypeError("measurements need the real broker")
         log = Path(folder) / "supervisor.log"
         command = [sys.executable, "-m", "dtq_supervisor", name, "--redis-url", server.url]
-        command += ["--procs", str(procs), "--queues", queues, *flags]
+        command += ["--procs", str(procs), "--queues", queues, "--metrics-bind", "off", *flags]
         environ = {**os.environ, "PYTHONPATH": str(Path(__file__).parent.parent)}
         with log.open("wb") as err:
             process = subprocess.Popen(command, stderr=err, stdin=subprocess.DEVNULL, env=environ)

@@ -29,6 +29,7 @@ _TEN_YEARS = 3650 * _DAY
 _WEEK = 7 * _DAY
 _MIB = 1024 * 1024
 _TEN_TIB = 10 * _MIB * _MIB
+_PORT = r"(\d{1,4}|[1-5]\d{4}|6[0-4]\d{3}|65[0-4]\d{2}|655[0-2]\d|6553[0-5])"
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -414,6 +415,28 @@ class Settings:
         read_by=_TASKS,
         low=1,
         high=10_000_000,
+    )
+
+    metrics_bind: str = declare(
+        "127.0.0.1:9646",
+        Kind.TEXT,
+        "Where the supervisor answers /healthz, /readyz, /status, /metrics: host:port, unix:/path or off.",
+        group="Health and metrics",
+        read_by=(SUPERVISOR,),
+        flags=("--metrics-bind",),
+        pattern=rf"off|unix:/.+|(\[[0-9A-Fa-f:.]+\]|[^:\[\]/@\s]+):{_PORT}",
+        pattern_says="host:port, [v6 address]:port, unix:/path or off",
+    )
+    metrics_token: str | None = declare(
+        None,
+        Kind.TEXT,
+        "What a POST to the supervisor over TCP must bear; over a unix socket it needs none.",
+        group="Health and metrics",
+        read_by=(SUPERVISOR,),
+        pattern=r"[!-~]{8,256}",
+        pattern_says="8 to 256 printable characters without blanks",
+        none="no POST over TCP",
+        secret=True,
     )
 
     log_level: str = declare(

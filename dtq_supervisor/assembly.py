@@ -11,16 +11,20 @@ from dtq_child.keys import Keys
 from dtq_child.scoreboard import Scoreboard
 from dtq_child.scripts import Constants, Scripts
 from dtq_child.settings import Settings
+from dtq_supervisor.answers import Answers
 from dtq_supervisor.burst import Burst
 from dtq_supervisor.cancels import CancelWatch
 from dtq_supervisor.crew import Crew
 from dtq_supervisor.duties import Duties, Duty
 from dtq_supervisor.embedded import EmbeddedRedis
 from dtq_supervisor.ending import Ending
+from dtq_supervisor.endpoint import Endpoint
 from dtq_supervisor.hands import Hands
 from dtq_supervisor.heartbeat import Heartbeat
+from dtq_supervisor.idlers import Idlers
 from dtq_supervisor.inbox import Inbox
 from dtq_supervisor.leader import Leader
+from dtq_supervisor.listener import Listener
 from dtq_supervisor.notify import Notifier
 from dtq_supervisor.nursery import Nursery
 from dtq_supervisor.pool import Policy, Pool
@@ -46,10 +50,12 @@ def assemble(
     signals: SignalNotes,
     notifier: Notifier,
     embedded: EmbeddedRedis | None = None,
+    listener: Listener | None = None,
     descriptor_limit: int | None = None,
 ) -> Supervisor:
     """`most`: how many children there may ever be. `signals` are installed already; `embedded` runs already,
-    and the settings' URL is its. `descriptor_limit`: what children get, if it is not ours."""
+    and the settings' URL is its. `listener`: for the endpoint, if there is to be one. `descriptor_limit`:
+    what children get, if it is not ours."""
     pool = Pool.of(procs, policy_of(settings), rows_for(most), most)
     board = Scoreboard.create(rows_for(most))
     board.set_claiming(False)  # before Redis has been found fit
@@ -61,7 +67,7 @@ def assemble(
     if embedded is not None:
         nursery.processes.add_other("redis", embedded.pid)
     settler, heartbeat = Settler(seat), Heartbeat(seat)
-    duties = Duties(duties_of(seat, heartbeat, settler), seat.healthy)
+    duties = Duties(duties_of(seat, heartbeat, settler, listener), seat.healthy)
     return Supervisor(
         seat=seat,
         pool=pool,
@@ -95,9 +101,11 @@ def take_seat(settings: Settings, procs: int, worker_id: str, board: Scoreboard)
     )
 
 
-def duties_of(seat: Seat, heartbeat: Heartbeat, settler: Settler) -> list[Duty]:
+def duties_of(
+    seat: Seat, heartbeat: Heartbeat, settler: Settler, listener: Listener | None = None
+) -> list[Duty]:
     """In the order in which they start: leases first."""
-    term = Term()
+    term, idlers = Term(), Idlers(seat)
     duties: list[Duty] = [
         Preflight(seat),
         heartbeat,
@@ -107,7 +115,10 @@ def duties_of(seat: Seat, heartbeat: Heartbeat, settler: Settler) -> list[Duty]:
         Leader(seat, term),
         Scheduler(seat, term),
         Reconciler(seat, term),
+        idlers,
     ]
+    if listener is not None:
+        duties.append(Endpoint(listener, Answers(seat, idlers, term, listener.host).to))
     return [*duties, Burst(seat)] if seat.settings.burst else duties
 
 

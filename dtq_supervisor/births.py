@@ -54,7 +54,7 @@ def on_template_up(pool: Pool, now: float, event: TemplateUp, actions: list[Acti
     template = pool.template
     if event.generation != template.generation or template.state != "starting":
         return
-    template.state, template.up_at = "up", now
+    template.state, template.up_at, template.trouble = "up", now, ""
     pool.imported = True
     _fill(pool, now, actions)
 
@@ -96,6 +96,7 @@ def _lose_template(
         return
     delay = backoff(template.failures)
     template.failures += 1
+    template.trouble = reason
     template.retry_at = now + delay
     facts: dict[str, Fact] = {"generation": template.generation, "reason": reason, "delay_s": delay}
     actions.append(Say("error", "template_lost", facts))
@@ -151,6 +152,8 @@ def boot_died(
         slot.take("boot_died_unwanted")
         return
     slot.take("boot_died")
+    if slot.verdict is None:
+        slot.trouble = reason
     pool.replaced[BOOT] += 1
     delay = slot.hold(now, killed=killed)
     facts: dict[str, Fact] = {"slot": slot.number, "life": slot.life, "reason": reason, "delay_s": delay}
@@ -162,6 +165,7 @@ def on_child_ready(pool: Pool, now: float, event: ChildReady, actions: list[Acti
     if slot is None or not slot.pid:
         return
     slot.take("ready")
+    slot.trouble = ""
     check_size(pool, now, slot, event.ready_bytes, actions)
     if slot.state is not State.READY:
         return
@@ -185,6 +189,7 @@ def on_boot_overdue(pool: Pool, now: float, event: BootOverdue, actions: list[Ac
     if slot is None:
         return
     reason = f"it was not ready within {pool.policy.boot_timeout_s:g} s (--boot-timeout)"
+    slot.trouble = reason
     if slot.pid:
         doom(slot, Verdict("boot"), actions)
         if not pool.proven and not pool.policy.preload:  # here the child is what imports first

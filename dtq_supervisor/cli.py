@@ -24,6 +24,7 @@ from dtq_supervisor import cgroup, descriptors, embedded, logs
 from dtq_supervisor.assembly import assemble, limits_of, rows_for
 from dtq_supervisor.cpus import default_procs
 from dtq_supervisor.flags import add_arguments
+from dtq_supervisor.listener import OFF, CannotListen, Listener, listen
 from dtq_supervisor.logs import say
 from dtq_supervisor.notify import Invitation, notifier
 from dtq_supervisor.pidfile import Pidfile, PidfileLocked
@@ -31,7 +32,7 @@ from dtq_supervisor.platform_check import unsupported, untested
 from dtq_supervisor.resizing import most_for
 from dtq_supervisor.signals import SignalNotes
 
-EXIT_ERROR, EXIT_LOCKED, EXIT_CONFIG = 70, 73, 78
+EXIT_REFUSED, EXIT_ERROR, EXIT_LOCKED, EXIT_CONFIG = 69, 70, 73, 78
 LOG_CLOSE_S = 0.2
 
 log = logging.getLogger("dtq.supervisor")
@@ -52,9 +53,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         with _pidfile(loaded.settings.pidfile):
             return _supervise(loaded)
-    except PidfileLocked as error:
+    except (PidfileLocked, CannotListen) as error:
         _complain(str(error))
-        return EXIT_LOCKED
+        return EXIT_LOCKED if isinstance(error, PidfileLocked) else EXIT_REFUSED
     except BadConfiguration as error:
         return _refuse(*error.problems)
 
@@ -89,7 +90,7 @@ def _supervise(loaded: Loaded) -> int:
     writer = logs.set_up(settings.log_level, settings.log_format, worker_id)
     try:
         return _run(loaded, worker_id)
-    except BadConfiguration:
+    except (BadConfiguration, CannotListen):
         raise
     except Exception:
         log.exception("uncaught error: the children finish what they do, and end")
@@ -109,10 +110,11 @@ def _run(loaded: Loaded, worker_id: str) -> int:
     signals.install()
     procs, origin = (loaded.settings.procs, "as told") if loaded.settings.procs else default_procs()
     most, found = _make_room(procs)
-    redis = embedded.start() if loaded.settings.embedded else None
-    try:
+    with _listening(loaded) as listener, _private_redis(loaded.settings) as redis:
         settings = _with_redis(loaded.settings, redis)
         _introduce(settings, worker_id, procs, origin)
+        if listener is not None:
+            say("info", "endpoint", {"place": listener.shown})
         return assemble(
             settings,
             procs=procs,
@@ -121,8 +123,16 @@ def _run(loaded: Loaded, worker_id: str) -> int:
             signals=signals,
             notifier=manager,
             embedded=redis,
+            listener=listener,
             descriptor_limit=found,
         ).run()
+
+
+@contextlib.contextmanager
+def _private_redis(settings: Settings) -> Iterator[embedded.EmbeddedRedis | None]:
+    redis = embedded.start() if settings.embedded else None
+    try:
+        yield redis
     finally:
         if redis is not None:
             redis.stop()
@@ -135,6 +145,28 @@ def _make_room(procs: int) -> tuple[int, int | None]:
         return most, descriptors.make_room(most, rows_for(most))
     except BadConfiguration:  # no room to grow, perhaps enough to start
         return procs, descriptors.make_room(procs, rows_for(procs))
+
+
+@contextlib.contextmanager
+def _listening(loaded: Loaded) -> Iterator[Listener | None]:
+    """A place that was asked for and is taken ends the start; the default one, which every other supervisor
+    of this machine has, too, does not. Raises CannotListen."""
+    bind = loaded.settings.metrics_bind
+    if bind == OFF:
+        yield None
+        return
+    try:
+        listener = listen(bind)
+    except CannotListen as error:
+        if loaded.origins["metrics_bind"] != "default":
+            raise
+        say("warning", "no_endpoint", {"reason": str(error)})
+        yield None
+        return
+    try:
+        yield listener
+    finally:
+        listener.close()
 
 
 def _with_redis(settings: Settings, redis: embedded.EmbeddedRedis | None) -> Settings:

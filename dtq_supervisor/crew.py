@@ -18,6 +18,7 @@ from dtq_supervisor.death import OomEvidence
 from dtq_supervisor.dumps import Dumps
 from dtq_supervisor.process import Child, Exit, Processes
 from dtq_supervisor.slot import Slot
+from dtq_supervisor.snapshot import IDLE
 
 TORN_S = 1.0
 """A child stopped in the middle of a write leaves its row torn: after so long, what was last read counts."""
@@ -112,6 +113,11 @@ class Crew:
         now = self._clock()
         member.torn_since = member.torn_since or now
         return member.seen if now - member.torn_since >= TORN_S else None
+
+    def idles(self, slot: int, life: int, seq: int) -> bool:
+        """It has nothing to execute, and has begun nothing since execution `seq`."""
+        row = self.look(slot, life)
+        return row is not None and row.phase in IDLE and row.seq == seq
 
     def seen(self, slot: int, life: int) -> Row | None:
         """The row as it was last read."""

@@ -29,6 +29,7 @@ _BY_US = {
     "memory": "dtq: hard memory limit",
     "leaving": "dtq: it did not end",
     "surplus": "dtq: one child fewer",
+    "idle": "dtq: it stayed idle",
 }
 _BY_ITSELF = frozenset(
     {

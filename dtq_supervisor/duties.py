@@ -64,10 +64,10 @@ class Duties:
         self._watches = {duty.name: Watch(duty, healthy) for duty in duties}
 
     def start(self, *names: str) -> None:
-        """Of these (without names: of all) those that were neither started nor stopped before."""
+        """Of these (without names: of all) those that exist and were neither started nor stopped before."""
         for name in names or self._watches:
-            watch = self._watches[name]
-            if not watch.thread.ident and not watch.stop.is_set():
+            watch = self._watches.get(name)
+            if watch is not None and not watch.thread.ident and not watch.stop.is_set():
                 watch.thread.start()
 
     def stop(self, *names: str) -> None:

@@ -26,6 +26,7 @@ VerdictKind = Literal[
     "memory",
     "leaving",
     "surplus",
+    "idle",
 ]
 ENDED_BY_VERDICT = frozenset({"timeout", "superseded", "cancelled"})
 """Kills that end the delivery they name; every other one leaves it to run again."""
@@ -40,6 +41,7 @@ KILLED_BECAUSE: Mapping[VerdictKind, str] = {
     "memory": "it held more than --hard-memory-per-child",
     "leaving": "it had nothing to do any more, and did not end",
     "surplus": "one child fewer was asked for while it booted",
+    "idle": "it stayed idle although its queues held entries",
 }
 
 
@@ -247,6 +249,16 @@ class LeaveOverdue:
 
 
 @dataclass(frozen=True, slots=True)
+class StayedIdle:
+    """Its queues held entries for long, and it took none; the row, read again, still says that it has begun
+    nothing since `seq`."""
+
+    slot: int
+    life: int
+    seq: int
+
+
+@dataclass(frozen=True, slots=True)
 class ExecutionOver:
     """`seq` is no longer executed: whatever was begun against it is void."""
 
@@ -281,6 +293,14 @@ class PatienceOver:
 @dataclass(frozen=True, slots=True)
 class StacksAsked:
     """Somebody wants to see where all children are."""
+
+
+@dataclass(frozen=True, slots=True)
+class StackAsked:
+    """Somebody wants to see where one child is."""
+
+    slot: int
+    life: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -341,12 +361,14 @@ Event = (
     | SettlingStuck
     | MemorySeen
     | LeaveOverdue
+    | StayedIdle
     | ExecutionOver
     | Stop
     | GraceWarning
     | GraceOver
     | PatienceOver
     | StacksAsked
+    | StackAsked
     | ReloadAsked
     | ResizeAsked
     | QuietAsked

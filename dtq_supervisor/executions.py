@@ -1,4 +1,5 @@
-"""What is done about one execution: soft and hard timeout, cancel, lost lease, stuck settling.
+"""What is done about one execution: soft and hard timeout, cancel, lost lease, stuck settling. And about
+none, where there should be one.
 
 Steps of `pool.step`. Pure.
 """
@@ -18,7 +19,9 @@ from dtq_supervisor.events import (
     ShowStack,
     SoftDue,
     SoftKill,
+    StackAsked,
     StacksAsked,
+    StayedIdle,
     Verdict,
 )
 from dtq_supervisor.roster import Pool, doom
@@ -72,6 +75,12 @@ def on_settling_stuck(pool: Pool, now: float, event: SettlingStuck, actions: lis
         doom(slot, Verdict("stuck", event.seq), actions)
 
 
+def on_stayed_idle(pool: Pool, now: float, event: StayedIdle, actions: list[Action]) -> None:
+    slot = pool.find(event.slot, event.life, {State.READY})
+    if slot is not None:
+        doom(slot, Verdict("idle"), actions)
+
+
 def on_execution_over(pool: Pool, now: float, event: ExecutionOver, actions: list[Action]) -> None:
     slot = pool.find(event.slot, event.life, RUNNING)
     if slot is None:
@@ -88,3 +97,9 @@ def on_execution_over(pool: Pool, now: float, event: ExecutionOver, actions: lis
 
 def on_stacks_asked(pool: Pool, now: float, event: StacksAsked, actions: list[Action]) -> None:
     actions += [ShowStack(slot.number, slot.life) for slot in pool.living() if slot.pid]
+
+
+def on_stack_asked(pool: Pool, now: float, event: StackAsked, actions: list[Action]) -> None:
+    slot = pool.find(event.slot, event.life)
+    if slot is not None and slot.pid:
+        actions.append(ShowStack(slot.number, slot.life))

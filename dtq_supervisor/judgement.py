@@ -6,7 +6,7 @@
     stuck, memory                     a crash                      released
     superseded, cancelled, boot,
     grace, immediate, leaving,
-    surplus                           released                     released
+    surplus, idle                     released                     released
 
     not by us                         what runs                    what is held
     ---------                         ---------                    ------------

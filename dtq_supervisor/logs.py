@@ -25,6 +25,9 @@ WORDS: Mapping[str, str] = {
     "starting": "dtq {version} starts {app} as {worker} with {procs:child|children} ({procs_origin})",
     "place": "it works on {redis}, queues {queues}, key prefix {prefix}",
     "untested_python": "dtq has not been tested on Python {python}",
+    "endpoint": "health, status and metrics are at {place}",
+    "no_endpoint": "no health, status and metrics of this supervisor: {reason}; "
+    "another --metrics-bind, or off, ends this warning",
     "embedded": "a private Redis for trying out; producers use DTQ_REDIS_URL={url}",
     "embedded_gone": "the private Redis has ended ({reason})",
     "contact": "Redis {version} answers",

@@ -46,6 +46,8 @@ class Template:
     up_at: float = 0.0
     retry_at: float = 0.0
     failures: int = 0
+    trouble: str = ""
+    """Why the last one was lost, until the next one is up."""
 
 
 @dataclass(frozen=True, slots=True)

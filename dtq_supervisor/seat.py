@@ -16,6 +16,7 @@ from dtq_child.scripts import Scripts
 from dtq_child.settings import Settings
 from dtq_supervisor.duties import STALE_S
 from dtq_supervisor.inbox import Inbox
+from dtq_supervisor.snapshot import Snapshot
 from dtq_supervisor.troubles import Troubles
 
 SLOW_REPLY_S = 1.0
@@ -34,6 +35,14 @@ class Life(NamedTuple):
     consumer: str
 
 
+class Shown(NamedTuple):
+    """The stacks of one child as they went into the log; empty if it did not show them. `at`: monotonic."""
+
+    life: int
+    at: float
+    text: str
+
+
 @dataclass(slots=True)
 class Published:
     """What the main loop tells the duties. Each field is replaced whole: readers see the old or the new."""
@@ -49,6 +58,9 @@ class Published:
     """What the lives that have ended had counted."""
     replaced: Mapping[str, int] = field(default_factory=dict)
     """Children that others took the place of, by reason."""
+    snapshot: Snapshot = field(default_factory=Snapshot)
+    shown: Mapping[int, Shown] = field(default_factory=dict)
+    """The last stacks by slot."""
 
 
 def summed(several: Iterable[Counters]) -> Counters:
@@ -90,6 +102,11 @@ class RedisPulse:
         """Since when every call has succeeded; 0.0 while the last one failed, or there was none."""
         with self._lock:
             return self._ok_since
+
+    def heard_at(self) -> float:
+        """When the last reply came; 0.0 before the first."""
+        with self._lock:
+            return self._last
 
     def whole_since(self, now: float) -> float:
         """Since when every call has succeeded without delay, and none was long in coming (R30); 0.0 if that

@@ -86,6 +86,8 @@ class Slot:
     """Boots that failed in a row."""
     held_until: float = 0.0
     """No fork before that: the end of a BACKOFF, or of an EMPTY that must not spin."""
+    trouble: str = ""
+    """Why the last boot failed, until one does not."""
     generation: int = 0
     row: int = -1
     pid: int = 0

@@ -18,6 +18,7 @@ from typing import Protocol
 from dtq_child.keys import consumer
 from dtq_child.memory import resident_bytes
 from dtq_child.row import Phase, Row
+from dtq_supervisor import snapshot
 from dtq_supervisor.crew import Crew, Dumped, watched
 from dtq_supervisor.deadlines import (
     NO_GAP,
@@ -44,6 +45,7 @@ from dtq_supervisor.events import (
     QuietAsked,
     ResizeAsked,
     ResumeAsked,
+    StayedIdle,
     Stop,
     StopMode,
 )
@@ -53,7 +55,7 @@ from dtq_supervisor.notify import Notifier, Standing, standing
 from dtq_supervisor.nursery import Nursery, how
 from dtq_supervisor.pool import Pool, step
 from dtq_supervisor.process import Child, Exit, Other, TemplateProcess
-from dtq_supervisor.seat import Life, Seat
+from dtq_supervisor.seat import Life, Seat, Shown
 from dtq_supervisor.signals import MEANINGS, SignalNotes
 from dtq_supervisor.slot import RUNNING, Slot, State
 
@@ -71,6 +73,8 @@ OOM_EVERY_S = 1.0
 WEIGH_EVERY_S = 0.1
 """With a limit of memory: a look at a child takes some 20 µs, and what eats memory eats it fast."""
 EXIT_LOST_REDIS = 69
+FIRST_TO_START = ("endpoint", "preflight")
+"""The others wait for Redis to be found fit."""
 
 log = logging.getLogger("dtq.supervisor")
 
@@ -127,7 +131,7 @@ class Supervisor:
         """Returns the exit code, after everything is gone."""
         self._clocks = Clocks.now()
         self._seat.scoreboard.stamp(self._clocks.tick)
-        self._duties.start("preflight")
+        self._duties.start(*FIRST_TO_START)
         self._step(Begin())
         while self._hands.exit_code is None:
             self._round()
@@ -275,6 +279,8 @@ class Supervisor:
                 "stack": dumped.shown,
             }
             say("info", "stack" if dumped.shown else "no_stack", facts)
+            shown = Shown(life, time.monotonic(), dumped.shown)
+            self._seat.published.shown = {**self._seat.published.shown, slot: shown}
         if dumped.seq:
             yield from self._confirm(DumpDone(slot, life, dumped.seq))
         else:
@@ -282,6 +288,10 @@ class Supervisor:
 
     def _confirm(self, event: Event) -> Iterator[Event]:
         """An event about one execution counts only if its row, read again now, still says so."""
+        if isinstance(event, StayedIdle):
+            if self._crew.idles(event.slot, event.life, event.seq):
+                yield event
+            return
         if not isinstance(event, Concerning):
             yield event
             return
@@ -321,6 +331,8 @@ class Supervisor:
         published.procs = pool.procs()
         published.task_types = self._nursery.task_types
         published.generation = pool.template.generation if pool.imported else 0
+        claiming = self._seat.scoreboard.claiming
+        published.snapshot = snapshot.take(pool, self._rows, self._clocks.tick, claiming=claiming)
         crowd = [(slot.life, slot.pid, slot.state in RUNNING) for slot in pool.slots]
         self._announce(((pool.procs(), 0, pool.quiet), *crowd))
 

@@ -108,6 +108,7 @@ def supervisor(url: str, procs: int, folder: Path) -> Iterator[subprocess.Popen[
     log = folder / "supervisor.log"
     command = [sys.executable, "-m", "dtq_supervisor", "dtq_supervisor.tools.demo_tasks:app"]
     command += ["--procs", str(procs), "--queues", "demo", "--redis-url", url, "--log-format", "text"]
+    command += ["--metrics-bind", "off"]  # another supervisor of this machine may want the port
     # What this shell sets for other supervisors is not for this one.
     env = {name: value for name, value in os.environ.items() if not name.startswith("DTQ_")}
     with log.open("wb") as err:

@@ -37,7 +37,7 @@ def run(
     return subprocess.run(
         [*program, *arguments],
         cwd=folder,
-        env={**clean, "PYTHONPATH": str(ROOT)},
+        env={**clean, "PYTHONPATH": str(ROOT), "DTQ_METRICS_BIND": "off"},
         capture_output=True,
         text=True,
         timeout=20,
@@ -91,7 +91,7 @@ def test_a_folder_that_is_gone_is_one_line(tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-c", program],
         cwd=folder,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        env={**os.environ, "PYTHONPATH": str(ROOT), "DTQ_METRICS_BIND": "off"},
         capture_output=True,
         text=True,
         timeout=20,

@@ -36,7 +36,7 @@ def run(folder: Path, *arguments: str, **env: str) -> subprocess.CompletedProces
     return subprocess.run(
         [sys.executable, "-m", "dtq_supervisor", *arguments],
         cwd=folder,
-        env={**clean, "PYTHONPATH": str(ROOT), **env},
+        env={**clean, "PYTHONPATH": str(ROOT), "DTQ_METRICS_BIND": "off", **env},
         capture_output=True,
         text=True,
         timeout=20,

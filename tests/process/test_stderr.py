@@ -36,7 +36,13 @@ def pool_that_writes_to(
     fd: int, folder: Path, server: RedisServer, ledger: Ledger
 ) -> Iterator[subprocess.Popen[bytes]]:
     command = [sys.executable, "-m", "dtq_supervisor", "tests.support.handlers:app", "--procs", "1"]
-    env = {**os.environ, "PYTHONPATH": str(ROOT), "DTQ_REDIS_URL": server.url, LEDGER: str(ledger.path)}
+    env = {
+        **os.environ,
+        "PYTHONPATH": str(ROOT),
+        "DTQ_METRICS_BIND": "off",
+        "DTQ_REDIS_URL": server.url,
+        LEDGER: str(ledger.path),
+    }
     process = subprocess.Popen(
         command, cwd=folder, env=env, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=fd
     )
@@ -114,7 +120,7 @@ def test_a_supervisor_started_without_some_of_them_works(
 
 def test_without_a_stderr_bad_configuration_still_has_its_exit_code(tmp_path: Path) -> None:
     command = f"exec {sys.executable} -m dtq_supervisor nothing.here:app --procs nonsense <&- >&- 2>&-"
-    env = {**os.environ, "PYTHONPATH": str(ROOT)}
+    env = {**os.environ, "PYTHONPATH": str(ROOT), "DTQ_METRICS_BIND": "off"}
     ran = subprocess.run(["sh", "-c", command], cwd=tmp_path, env=env, timeout=20, check=False)
     assert ran.returncode == 78
 

@@ -238,7 +238,7 @@ def run(folder: Path, *arguments: str, **env: str) -> subprocess.CompletedProces
     return subprocess.run(
         [sys.executable, "-m", "dtq_supervisor", *arguments],
         cwd=folder,
-        env={**clean, "PYTHONPATH": str(ROOT), **env},
+        env={**clean, "PYTHONPATH": str(ROOT), "DTQ_METRICS_BIND": "off", **env},
         capture_output=True,
         text=True,
         timeout=20,
@@ -428,7 +428,12 @@ def test_a_log_that_nobody_reads_holds_nothing_up(
     process = subprocess.Popen(
         [sys.executable, "-m", "dtq_supervisor", "tests.support.handlers:app", "--procs", "2"],
         cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": str(ROOT), "DTQ_REDIS_URL": redis_server.url},
+        env={
+            **os.environ,
+            "PYTHONPATH": str(ROOT),
+            "DTQ_METRICS_BIND": "off",
+            "DTQ_REDIS_URL": redis_server.url,
+        },
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
         stderr=writer,

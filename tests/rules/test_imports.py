@@ -48,6 +48,8 @@ PURE = {
     ),
     *("dtq_supervisor.events", "dtq_supervisor.slot", "dtq_supervisor.pool", "dtq_supervisor.deadlines"),
     *("dtq_supervisor.recycling", "dtq_supervisor.retirement"),
+    *("dtq_supervisor.snapshot", "dtq_supervisor.idleness", "dtq_supervisor.health", "dtq_supervisor.status"),
+    "dtq_supervisor.visitor",
 }
 IMPURE = {"os", "time", "signal", "socket", "redis", "logging", "subprocess", "threading", "random"}
 

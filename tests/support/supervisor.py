@@ -70,9 +70,12 @@ class SupervisorProcess:
         self.number = next(_numbers)
         self.folder = folder / f"supervisor-{self.number}"
         self.folder.mkdir(parents=True)
-        self.command = [*program, app, "--procs", str(procs), *flags]
-        self._tag = f"{os.environ.get(leftovers.TAG, 'untagged')}/{self.number}."
         self._env = self._environment(url or server.url, ledger, env or {})
+        # Many supervisors run side by side in the tests, and would dispute the default port.
+        told = "--metrics-bind" in flags or "DTQ_METRICS_BIND" in self._env
+        quiet = () if told else ("--metrics-bind", "off")
+        self.command = [*program, app, "--procs", str(procs), *quiet, *flags]
+        self._tag = f"{os.environ.get(leftovers.TAG, 'untagged')}/{self.number}."
         self.prefix = self._env.get("DTQ_KEY_PREFIX", "dtq:")
         self._log_file = self.folder / "log"
         self._once_mine: list[Process] = []

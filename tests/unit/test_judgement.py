@@ -14,7 +14,9 @@ from dtq_child.row import Counters, Execution, Phase, Row
 from dtq_supervisor.events import Verdict, VerdictKind
 from dtq_supervisor.judgement import Death, crash_delays, judge, message_of
 
-RELEASING: tuple[VerdictKind, ...] = ("superseded", "cancelled", "grace", "immediate", "boot", "leaving")
+RELEASING: tuple[VerdictKind, ...] = (
+    *("superseded", "cancelled", "grace", "immediate", "boot", "leaving", "surplus", "idle"),
+)
 LUA_ARGUMENTS_BEFORE_DELAYS = 17
 
 

@@ -60,8 +60,10 @@ from dtq_supervisor.events import (
     ShowStack,
     SoftDue,
     SoftKill,
+    StackAsked,
     StacksAsked,
     StartTemplate,
+    StayedIdle,
     Stop,
     StopMode,
     TemplateBackoffOver,
@@ -333,6 +335,25 @@ def test_idle_children_killed_from_outside_are_replaced_at_once_however_often() 
         assert Fork(0, life + 1, 1, row=0, may_claim=False) in actions
         step(pool, 5.0, Forked(0, life + 1, 100 + life))
         step(pool, 5.0, ChildReady(0, life + 1))
+
+
+def test_a_child_that_stayed_idle_beside_waiting_entries_is_replaced_and_blamed_for_nothing() -> None:
+    pool = at_work()
+    assert step(pool, 50.0, StayedIdle(1, 1, 7)) == [HardKill(1, 1, 0, Verdict("idle"))]
+    assert step(pool, 50.0, StayedIdle(1, 1, 7)) == []
+    actions = step(pool, 50.1, Exited(1, 1, 101, None, 9, began=7))
+    assert actions == [
+        Settle(1, 1, Verdict("idle"), None, 9),
+        Fork(1, 2, 1, row=1, may_claim=False),
+    ]
+    assert step(pool, 50.2, StayedIdle(1, 1, 7)) == []
+
+
+def test_the_stacks_of_one_child_can_be_asked_for() -> None:
+    pool = at_work()
+    assert step(pool, 5.0, StackAsked(1, 1)) == [ShowStack(1, 1)]
+    assert step(pool, 5.0, StackAsked(1, 2)) == []
+    assert step(pool, 5.0, StackAsked(7, 1)) == []
 
 
 def test_children_that_end_by_themselves_before_their_first_task_do_not_spin() -> None:
@@ -773,6 +794,7 @@ class PoolMachine(RuleBasedStateMachine):
             Revoked(*where, "cancelled"),
             Revoked(*where, "superseded"),
             SettlingStuck(*where),
+            StayedIdle(*where),
             ExecutionOver(*where),
             MemorySeen(where[0], where[1], 150, where[2]),
             MemorySeen(where[0], where[1], 250, data.draw(st.sampled_from([0, where[2]]))),
@@ -828,9 +850,10 @@ class PoolMachine(RuleBasedStateMachine):
             for event in (SoftDue(slot, life, 1), HardDue(slot, life, 1), BootOverdue(slot, life + 50)):
                 assert self.feed(event) == []
 
-    @rule()
-    def somebody_wants_stacks(self) -> None:
+    @rule(slot=st.integers(-1, PROCS), life=st.integers(0, 3))
+    def somebody_wants_stacks(self, slot: int, life: int) -> None:
         self.feed(StacksAsked())
+        self.feed(StackAsked(slot, life))
 
     @rule(mode=st.sampled_from([GRACEFUL, GRACEFUL, IMMEDIATE]), really=st.integers(0, 9))
     def stop_comes(self, mode: Stop, really: int) -> None:
