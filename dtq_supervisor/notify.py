@@ -19,6 +19,9 @@ STATUS_EVERY_S = 1.0
 """Children that come and go many times a second need not be counted as often."""
 AGAIN_S = 1.0
 """After a message that was not taken."""
+END_S = 5.0
+"""What a stop may take beyond its grace, generously (R36): a manager that is told so waits for it, though its
+own limit is shorter."""
 
 Send = Callable[[str], None]
 """Sends one message without waiting. Raises OSError."""
@@ -56,17 +59,19 @@ def sender(address: str) -> Send:
 
 @dataclass(frozen=True, slots=True)
 class Standing:
-    """How things stand. Equal ones need not be told twice."""
+    """How things stand. Equal ones need not be told twice. `grace_s`: of a stop."""
 
     status: str
     ready: bool = False
     stopping: bool = False
+    grace_s: float = 0.0
 
 
 def standing(pool: Pool, *, redis_away: bool) -> Standing:
     """`redis_away`: it was there once, and does not answer now."""
-    over = pool.stopping is not None or pool.left
-    return Standing(_status(pool, redis_away), pool.told_ready, over)
+    stop = pool.stopping
+    grace_s = stop.over_at - stop.asked_at if stop else 0.0
+    return Standing(_status(pool, redis_away), pool.told_ready, stop is not None or pool.left, grace_s)
 
 
 def _status(pool: Pool, redis_away: bool) -> str:
@@ -129,7 +134,9 @@ class Notifier:
     def _marks(self, at: Standing) -> list[tuple[str, bool]]:
         """READY once, STOPPING once, and never READY after that."""
         ready = at.ready and not self._told.ready and not at.stopping
-        return [("READY=1", ready), ("STOPPING=1", at.stopping and not self._told.stopping)]
+        stopping = at.stopping and not self._told.stopping
+        patience = f"EXTEND_TIMEOUT_USEC={round((at.grace_s + END_S) * 1e6)}"
+        return [("READY=1", ready), ("STOPPING=1", stopping), (patience, stopping)]
 
     def _sent(self, send: Send, text: str, now: float) -> bool:
         try:

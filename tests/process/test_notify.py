@@ -94,13 +94,13 @@ def test_the_manager_hears_of_a_whole_life_in_its_order(
     assert pool.stop() == 0
     lines = manager.lines()
     marks = [line for line in lines if not line.startswith("STATUS=")]
-    assert marks == ["READY=1", "STOPPING=1"]
+    assert marks == ["READY=1", "STOPPING=1", "EXTEND_TIMEOUT_USEC=30000000"]
     assert lines[0] == "STATUS=the application is being imported"
     assert lines[lines.index("READY=1") + 1] in (
         "STATUS=1 of 2 children at work",
         "STATUS=2 of 2 children at work",
     )
-    assert lines[lines.index("STOPPING=1") + 1] == "STATUS=stopping: 2 children to end"
+    assert lines[lines.index("STOPPING=1") + 2] == "STATUS=stopping: 2 children to end"
     assert manager.feedings() == []  # nobody asked for them
 
 
@@ -222,5 +222,6 @@ def test_an_import_that_fails_never_is_ready(
     assert manager.lines() == [
         "STATUS=the application is being imported",
         "STOPPING=1",
+        "EXTEND_TIMEOUT_USEC=5000000",
         "STATUS=the application cannot be imported; the log says why",
     ]

@@ -6,6 +6,7 @@ import errno
 import logging
 import socket
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from itertools import repeat
 from pathlib import Path
 
@@ -30,7 +31,8 @@ from dtq_supervisor.notify import AGAIN_S, Invitation, Notifier, Send, Standing,
 from dtq_supervisor.pool import Policy, Pool, step
 
 READY = Standing("2 of 2 children at work", ready=True)
-STOPPING = Standing("stopping: 2 children to end", ready=True, stopping=True)
+STOPPING = Standing("stopping: 2 children to end", ready=True, stopping=True, grace_s=25.0)
+LAST = "STOPPING=1\nEXTEND_TIMEOUT_USEC=30000000\nSTATUS=stopping: 2 children to end"
 
 
 class Ear:
@@ -79,8 +81,8 @@ def test_the_status_follows_the_pool_from_the_import_to_the_last_child() -> None
     assert contact == died == Standing("1 of 2 children at work", ready=True)
     assert second == READY
     assert stop == STOPPING
-    assert gone == Standing("stopping: 1 child to end", ready=True, stopping=True)
-    assert gone_2 == Standing("stopping: 0 children to end", ready=True, stopping=True)
+    assert gone == replace(STOPPING, status="stopping: 1 child to end")
+    assert gone_2 == replace(STOPPING, status="stopping: 0 children to end")
 
 
 def test_nobody_is_ready_before_a_child_and_redis_are() -> None:
@@ -129,7 +131,7 @@ def test_each_fact_is_told_once() -> None:
     assert ear.heard == [
         "STATUS=the application is being imported",
         "READY=1\nSTATUS=2 of 2 children at work",
-        "STOPPING=1\nSTATUS=stopping: 2 children to end",
+        LAST,
     ]
 
 
@@ -155,7 +157,7 @@ def test_ready_and_stopping_do_not_wait_for_the_second_to_pass() -> None:
 def test_who_stops_before_being_ready_is_never_ready() -> None:
     ear = Ear()
     Notifier(ear).tell(10.0, STOPPING)
-    assert ear.heard == ["STOPPING=1\nSTATUS=stopping: 2 children to end"]
+    assert ear.heard == [LAST]
 
 
 def test_the_watchdog_is_fed_at_half_of_its_time() -> None:
@@ -187,7 +189,7 @@ def test_what_was_not_taken_is_said_later_as_things_are_then_and_the_log_says_so
         teller.tell(10.0 + tenth / 10, READY)
     ear.deaf = 0
     teller.tell(12.0 + AGAIN_S, STOPPING)
-    assert ear.heard == ["STOPPING=1\nSTATUS=stopping: 2 children to end\nWATCHDOG=1"]
+    assert ear.heard == [f"{LAST}\nWATCHDOG=1"]
     assert [record.getMessage().partition(":")[2] for record in caplog.records] == [" not now"]
 
 
