@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -22,10 +23,12 @@ from tests.conftest import SupervisorStarter
 from tests.process.producer import Producer
 from tests.process.witness import Vigil, deaths
 from tests.support.binaries import required
+from tests.support.ports import free_port
 from tests.support.servers import RedisServer
 from tests.support.supervisor import ROOT, SupervisorProcess, log_says_ready
 from tests.support.waiting import until
 
+DOCKERFILE = ROOT / "deploy" / "docker" / "Dockerfile"
 SCRIPT = ROOT / "tests" / "support" / "container.sh"
 UNSHARE = ("unshare", "-pfm", "--mount-proc", "--kill-child")
 NOBODY = 65534
@@ -105,7 +108,7 @@ def pool(
     version = f"{sys.version_info[0]}.{sys.version_info[1]}"
     places = (sys.base_prefix, sysconfig.get_path("purelib"), str(ROOT), str(folder))
     program = (*UNSHARE, "sh", str(SCRIPT), *places, version, redis_server.url)
-    flags = ["--shutdown-grace", "1"]
+    flags = ["--shutdown-grace", "1", "--metrics-bind", f"127.0.0.1:{free_port()}"]
     started = start_supervisor("contained:app", server=redis_server, program=program, flags=flags)
     return started.wait_ready(ready=log_says_ready)
 
@@ -133,6 +136,14 @@ def ends_within(pool: SupervisorProcess, number: int, seconds: float) -> int:
     return code
 
 
+def health_check(pool: SupervisorProcess, path: str = "/healthz") -> int:
+    """What the image's HEALTHCHECK would say."""
+    (words,) = re.findall(r"HEALTHCHECK .*?CMD (\[.*?\])$", DOCKERFILE.read_text(), re.DOTALL | re.MULTILINE)
+    (port,) = re.findall(r"metrics are at http://127\.0\.0\.1:(\d+)", pool.log())
+    program = [word.replace("9646", port).replace("/healthz", path) for word in json.loads(words)]
+    return subprocess.run([sys.executable, *program[1:]], timeout=10, check=False).returncode
+
+
 def test_nobody_without_a_place_to_write_executes_kills_and_runs_again(
     pool: SupervisorProcess, redis_server: RedisServer, producer: Producer
 ) -> None:
@@ -153,6 +164,8 @@ def test_nobody_without_a_place_to_write_executes_kills_and_runs_again(
     assert result(redis_server, crash) == 1
     record = producer.wait(stuck, Status.DEAD_LETTERED)
     assert "TaskTimeout" in (record.get("last_error_class") or "")
+    assert health_check(pool) == 0
+    assert health_check(pool, path="/nothing") == 1
     assert ends_within(pool, signal.SIGTERM, 2.0) == 0
 
 

@@ -164,6 +164,14 @@ def test_the_image_holds_what_is_installed_and_runs_it_as_nobody_without_a_shell
     assert not {word for word, _ in last_stage} & {"RUN", "VOLUME", "EXPOSE"}
 
 
+def test_the_image_asks_where_the_supervisor_answers() -> None:
+    (check,) = [rest for word, rest in instructions() if word == "HEALTHCHECK"]
+    host, _, port = defaults().metrics_bind.rpartition(":")
+    assert f"'{host}', {port}" in check
+    assert "'/healthz'" in check
+    assert json.loads(check.partition("CMD ")[2])[0] == "python"
+
+
 def test_the_image_is_built_from_what_is_here_with_a_python_that_is_tested() -> None:
     for word, rest in instructions():
         if word == "FROM":
@@ -251,6 +259,17 @@ def test_the_pod_has_the_time_of_a_stop_and_no_rights(pod: Any) -> None:
     assert not rights["allowPrivilegeEscalation"]
     assert rights["capabilities"] == {"drop": ["ALL"]}
     assert container["resources"]["requests"] == container["resources"]["limits"]
+
+
+def test_the_pod_is_asked_where_its_supervisor_answers(pod: Any) -> None:
+    (container,) = pod["containers"]
+    environ = {variable["name"]: variable["value"] for variable in container["env"]}
+    (port,) = container["ports"]
+    assert environ["DTQ_METRICS_BIND"] == f"0.0.0.0:{port['containerPort']}"
+    probes = {name: container[name]["httpGet"] for name in ("livenessProbe", "readinessProbe")}
+    assert {probe["port"] for probe in probes.values()} == {port["name"]}
+    assert probes["livenessProbe"]["path"] == "/healthz"
+    assert probes["readinessProbe"]["path"] == "/readyz"
 
 
 # --- Redis
