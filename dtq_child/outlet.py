@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import os
 import select
+import signal
 import socket
 import stat
 from collections.abc import Callable
@@ -110,15 +111,16 @@ def _identity(fd: int) -> tuple[int, int] | None:
 def _open(fd: int) -> tuple[int, Write]:
     """A descriptor of our own to where `fd` leads, and how to write to it without waiting."""
     kind = os.fstat(fd).st_mode
-    may_block = stat.S_ISFIFO(kind) or os.isatty(fd)
-    if may_block:
+    terminal = os.isatty(fd)
+    if terminal or stat.S_ISFIFO(kind):
         try:
             flags = os.O_WRONLY | os.O_NONBLOCK | os.O_APPEND | os.O_NOCTTY | os.O_CLOEXEC
             own = os.open(f"/proc/self/fd/{fd}", flags)
         except OSError:
             pass_on = _if_room
         else:
-            return own, lambda raw: _now(own, raw)
+            now = _to_terminal if terminal else _now
+            return own, lambda raw: now(own, raw)
     elif stat.S_ISSOCK(kind):
         pass_on = _send
     else:
@@ -135,6 +137,16 @@ def _now(fd: int, raw: bytes) -> int:
         return os.write(fd, raw)
     except BlockingIOError:
         return 0
+
+
+def _to_terminal(fd: int, raw: bytes) -> int:
+    """A terminal may stop those that write in the background (`stty tostop`), and every child is there. We
+    have a handler for that signal; unblocked, each try would be answered by it, for ever."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTTOU})
+    try:
+        return _now(fd, raw)
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _if_room(fd: int, raw: bytes) -> int:

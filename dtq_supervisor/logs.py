@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import os
 import select
+import signal
 import sys
 import threading
 from collections import deque
@@ -179,6 +180,9 @@ class LineWriter:
         return done
 
     def _run(self) -> None:
+        # A terminal may stop those that write in the background (`stty tostop`). Unblocked, each try would be
+        # answered by this signal, for ever, and each would take a child away.
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTTOU})
         while True:
             with self._changed:
                 self._writing = False

@@ -7,7 +7,8 @@ import os
 import random
 import re
 import signal
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import psutil
@@ -21,7 +22,7 @@ from tests.process.witness import PATIENCE_S, refilled, started
 from tests.support.ledger import Ledger
 from tests.support.processes import alive, looks
 from tests.support.servers import RedisServer
-from tests.support.supervisor import ROOT, SupervisorProcess
+from tests.support.supervisor import PROGRAM, ROOT, SupervisorProcess
 from tests.support.waiting import until
 
 dice = random.Random(20)
@@ -197,6 +198,92 @@ def test_children_that_die_at_boot_are_backed_off_and_the_supervisor_outlives_it
     (pool.folder / "mended").touch()
     refilled(pool, set(), timeout=PATIENCE_S)
     producer.wait(producer.send("note"), Status.SUCCEEDED, timeout=PATIENCE_S)
+    assert pool.stop() == 0
+
+
+BOOTS_AS_TOLD = """
+import os, time
+from tests.support.handlers import app
+
+@app.on_child_start
+def boot() -> None:
+    with open("births", "a") as births:
+        births.write(f"{time.monotonic()}\\n")
+    while os.path.exists("hang"):
+        time.sleep(0.01)
+    if os.path.exists("fail"):
+        os._exit(3)
+"""
+
+
+BootsAsTold = Callable[..., SupervisorProcess]
+
+
+@pytest.fixture
+def told(tmp_path: Path, start_supervisor: SupervisorStarter, redis_server: RedisServer) -> BootsAsTold:
+    (tmp_path / "told.py").write_text(BOOTS_AS_TOLD)
+    env = {"PYTHONPATH": f"{tmp_path}{os.pathsep}{ROOT}"}
+
+    def start(*how: str, procs: int, flags: Sequence[str] = ()) -> SupervisorProcess:
+        program = ("sh", "-c", f'touch {" ".join(how)}; exec "$@"', "sh", *PROGRAM)
+        return start_supervisor(
+            "told:app", server=redis_server, procs=procs, flags=flags, env=env, program=program
+        )
+
+    return start
+
+
+def births(pool: SupervisorProcess) -> list[float]:
+    """The monotonic second of each."""
+    try:
+        return [float(line) for line in (pool.folder / "births").read_text().split()]
+    except FileNotFoundError:
+        return []
+
+
+@pytest.mark.slow
+def test_children_that_never_boot_are_few_from_the_first_start_on(
+    told: BootsAsTold, producer: Producer
+) -> None:
+    """Each slot tries after 0, 0.5, 1.5, 3.5, 7.5 and 15.5 s. No fork is wasted, none comes early."""
+    pool = told("fail", procs=4)
+    first = until(lambda: births(pool), PATIENCE_S, pool.describe)[0]
+    until(lambda: time.monotonic() - first > 13.0, PATIENCE_S)
+    in_time = [birth - first for birth in births(pool) if birth - first < 12.0]
+    assert len(in_time) <= 4 * 5
+    assert len([at for at in in_time if at < 3.4]) <= 4 * 3
+    assert len(in_time) >= 4 * 4
+    assert pool.exit_code is None
+    (pool.folder / "fail").unlink()
+    refilled(pool, set(), timeout=PATIENCE_S)
+    producer.wait(producer.send("note"), Status.SUCCEEDED)
+    assert pool.stop() == 0
+
+
+@pytest.mark.slow
+def test_children_that_hang_at_the_first_start_are_killed_and_tried_again_until_they_boot(
+    told: BootsAsTold, producer: Producer
+) -> None:
+    pool = told("hang", procs=2, flags=["--boot-timeout", "1"])
+    until(lambda: len(pauses(pool)) >= 4, PATIENCE_S, pool.describe)
+    assert pool.log().count("is killed: it was not ready within the boot timeout") >= 4
+    assert len(births(pool)) <= 2 * 3
+    assert pool.exit_code is None
+    (pool.folder / "hang").unlink()
+    refilled(pool, set(), timeout=PATIENCE_S)
+    producer.wait(producer.send("note"), Status.SUCCEEDED)
+    assert pool.stop() == 0
+
+
+def test_children_that_are_slow_to_boot_are_waited_for(told: BootsAsTold, producer: Producer) -> None:
+    pool = told("hang", procs=2)
+    until(lambda: len(births(pool)) == 2, PATIENCE_S, pool.describe)
+    slow_since = time.monotonic()
+    until(lambda: time.monotonic() - slow_since > 1.0, 5)
+    (pool.folder / "hang").unlink()
+    pool.wait_ready()
+    producer.wait(producer.send("note"), Status.SUCCEEDED)
+    assert (len(births(pool)), pauses(pool)) == (2, [])
     assert pool.stop() == 0
 
 

@@ -8,6 +8,7 @@ import os
 import random
 import re
 import signal
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -300,6 +301,54 @@ def test_a_supervisor_that_was_stopped_and_continued_claims_as_before(
     pool.signal(signal.SIGCONT)
     claims(pool, "running")
     producer.wait(producer.send("note"), Status.SUCCEEDED)
+
+
+# --- from a terminal
+
+IN_THE_BACKGROUND = """
+import fcntl, os, pty, signal, sys, termios
+
+master, slave = pty.openpty()
+fcntl.ioctl(slave, termios.TIOCSCTTY, 0)
+how = termios.tcgetattr(slave)
+how[3] |= termios.TOSTOP
+termios.tcsetattr(slave, termios.TCSANOW, how)
+reader = os.fork()
+if reader == 0:
+    os.setpgid(0, 0)
+    signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTTOU])
+    os.tcsetpgrp(slave, os.getpid())
+    os.close(slave)
+    while True:
+        os.write(2, os.read(master, 65536))
+while os.tcgetpgrp(slave) != reader:
+    pass
+os.dup2(slave, 2)
+os.execv(sys.executable, [sys.executable, "-m", "dtq_supervisor", *sys.argv[1:]])
+"""
+SAYS_SOMETHING = """
+from tests.support.handlers import app
+
+@app.on_child_start
+def boot() -> None:
+    raise RuntimeError("something")
+"""
+
+
+def test_a_terminal_that_stops_those_that_write_in_the_background_takes_no_child_away(
+    start_supervisor: SupervisorStarter, redis_server: RedisServer, producer: Producer, tmp_path: Path
+) -> None:
+    """`stty tostop`: it sends TTOU, and whoever has a handler for that would try again for ever."""
+    (tmp_path / "says.py").write_text(SAYS_SOMETHING)
+    env = {"PYTHONPATH": f"{tmp_path}{os.pathsep}{ROOT}"}
+    program = (sys.executable, "-c", IN_THE_BACKGROUND)
+    pool = start_supervisor("says:app", server=redis_server, env=env, program=program).wait_ready()
+    until(lambda: pool.log().count("RuntimeError: something") == 2, 5, pool.describe)
+    assert "ready: child" in pool.log(), "nor does it hide what the supervisor says"
+    producer.wait(producer.send("note"), Status.SUCCEEDED)
+    assert len(pool.child_pids()) == 2
+    assert "SIGTTOU" not in pool.log()
+    assert pool.stop(timeout=5) == 0
 
 
 # --- to children, to the newborn, all at once

@@ -214,6 +214,30 @@ def test_children_killed_from_outside_while_they_boot_are_soon_replaced_unless_i
     assert pauses[5:] == pytest.approx([16.0, 30.0, 30.0])
 
 
+@pytest.mark.parametrize(
+    ("end", "first_minute"),
+    [((3, None), 7), ((None, 11), 7), ((None, 9), 8)],
+    ids=["exits", "crashes", "is killed from outside"],
+)
+def test_a_slot_whose_children_die_at_once_costs_few_forks_a_minute(
+    end: tuple[int | None, int | None], first_minute: int
+) -> None:
+    pool = Pool.of(1, Policy())
+    step(pool, 0.0, Begin())
+    step(pool, 0.0, TemplateUp(1))
+    forks, now = [0.0], 0.0
+    while now < 3600.0:
+        life = len(forks)
+        step(pool, now, Forked(0, life, 100 + life))
+        step(pool, now, Exited(0, life, 100 + life, *end))
+        ((now, event),) = alarms(pool)
+        step(pool, now, event)
+        forks.append(now)
+    in_minute = [sum(60 * n <= at < 60 * (n + 1) for at in forks) for n in range(60)]
+    assert in_minute[0] == first_minute
+    assert set(in_minute[1:]) == {2}
+
+
 def test_a_fork_that_failed_is_a_failed_boot() -> None:
     pool = Pool.of(1, Policy())
     step(pool, 0.0, Begin())
