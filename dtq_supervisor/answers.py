@@ -105,6 +105,7 @@ class Answers:
             snapshot=seat.published.snapshot,
             redis_ok_since=seat.redis_ok.ok_since(),
             redis_heard_at=seat.redis_ok.heard_at(),
+            redis_away=seat.troubles.redis_away(),
             idlers=self._looks.found,
         )
 

@@ -18,18 +18,22 @@ CLAIMS_S = 5.0
 """Children claim only while the main loop's stamp is younger (R7)."""
 SILENT_S = 6.0
 """Some duty asks Redis more than once a second, and gives up after 5 s."""
+DOUBT_S = 1.0
+"""A call that fails may have met one dead connection: others are answered meanwhile, if Redis is there."""
 
 
 @dataclass(frozen=True, slots=True)
 class Facts:
     """All times are monotonic seconds. `tick`: of the main loop's last round. `redis_ok_since`: since when
-    our calls succeed, 0.0 if the last one failed; `redis_heard_at`: when the last reply came."""
+    our calls succeed, 0.0 if the last one failed; `redis_heard_at`: when the last reply came; `redis_away`:
+    it is an outage, and no single dead connection."""
 
     now: float
     tick: float
     snapshot: Snapshot = field(default_factory=Snapshot)
     redis_ok_since: float = 0.0
     redis_heard_at: float = 0.0
+    redis_away: bool = False
     idlers: tuple[Idler, ...] = ()
 
 
@@ -70,7 +74,7 @@ def _redis(facts: Facts) -> list[str]:
     silent = facts.now - facts.redis_heard_at
     if not facts.redis_heard_at:
         return ["Redis has not answered yet"]
-    if not facts.redis_ok_since:
+    if facts.redis_away or (not facts.redis_ok_since and silent > DOUBT_S):
         return [f"Redis is not available: the last answer came {silent:.0f} s ago"]
     if not facts.snapshot.contact:
         return ["Redis has not been found fit yet"]

@@ -230,6 +230,8 @@ def test_redis_away_is_live_and_not_ready_until_it_is_back(
     watched.pool.wait_ready()
     watched.wait_well()
     for away, back in ((server.stop, server.start), (server.pause, server.resume)):
+        # Every thread has met the new server.
+        until(lambda: (watched.status()["redis"]["ok_s"] or 0) > 3, 20, watched.pool.describe)
         away()
         begun = time.monotonic()
         reason = watched.why_not(timeout=10)

@@ -109,8 +109,15 @@ def test_redis_that_is_away_is_told_however_it_is_away() -> None:
     assert why_not(facts(slot(0), redis_heard_at=0.0, redis_ok_since=0.0)) == "Redis has not answered yet"
     lost = facts(slot(0), redis_ok_since=0.0, redis_heard_at=NOW - 42)
     assert why_not(lost) == "Redis is not available: the last answer came 42 s ago"
+    outage = facts(slot(0), redis_away=True, redis_heard_at=NOW - 0.2)
+    assert why_not(outage) == "Redis is not available: the last answer came 0 s ago"
     silent = facts(slot(0), redis_heard_at=NOW - 7)
     assert why_not(silent) == "Redis has not answered for 7 s"
+
+
+def test_one_call_that_fails_beside_others_that_are_answered_is_no_outage() -> None:
+    assert health.ready(facts(slot(0), redis_ok_since=0.0, redis_heard_at=NOW - 0.9)).well
+    assert not health.ready(facts(slot(0), redis_ok_since=0.0, redis_heard_at=NOW - 1.1)).well
 
 
 def test_a_redis_that_only_the_supervisor_reaches_is_not_enough() -> None:

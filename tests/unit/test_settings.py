@@ -443,6 +443,28 @@ def test_defaults_checks_what_python_code_gives() -> None:
     ]
 
 
+@pytest.mark.parametrize(
+    "bind", ["off", "127.0.0.1:0", "0.0.0.0:9646", "[::1]:65535", "pods.example:80", "unix:/run/dtq/endpoint"]
+)
+def test_the_endpoint_has_an_address_a_path_or_is_off(bind: str) -> None:
+    assert loaded({"metrics_bind": bind}).settings.metrics_bind == bind
+
+
+@pytest.mark.parametrize(
+    "bind", [":9646", "127.0.0.1", "::1:9646", "127.0.0.1:65536", "unix:", "http://a:1", "on"]
+)
+def test_another_word_for_the_endpoint_is_refused(bind: str) -> None:
+    assert "host:port, [v6 address]:port, unix:/path or off" in only_problem({"metrics_bind": bind})
+
+
+def test_the_endpoints_token_is_never_shown() -> None:
+    environ = {"DTQ_APP": "shop:app", "DTQ_METRICS_TOKEN": "s3cret-s3cret"}
+    seen = load({}, environ, reader="supervisor", read_text=str)
+    assert seen.settings.metrics_token == "s3cret-s3cret"
+    assert "s3cret" not in describe(seen) + repr(seen.settings)
+    assert "s3cret" not in only_problem(environ={"DTQ_METRICS_TOKEN": "s3cret with blanks"})
+
+
 def test_arguments_win_over_everything() -> None:
     seen = load(
         {"timeout_s": "9"},
