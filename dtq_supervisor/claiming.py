@@ -21,7 +21,8 @@ def on_quiet_asked(pool: Pool, now: float, event: QuietAsked, actions: list[Acti
 
 def on_resume_asked(pool: Pool, now: float, event: ResumeAsked, actions: list[Action]) -> None:
     if pool.stopping:
-        actions.append(Say("info", "too_late", {"name": "SIGCONT"}))
+        # systemd sends it after each TERM, to wake whoever is stopped: no news.
+        actions.append(Say("debug", "too_late", {"name": "SIGCONT"}))
     elif not pool.quiet:
         actions.append(Say("info", "not_quiet"))
     else:
