@@ -21,7 +21,7 @@ import pytest
 from dtq_child.task import Status
 from tests.conftest import SupervisorStarter
 from tests.process.producer import Producer
-from tests.process.witness import Vigil, deaths
+from tests.process.witness import PATIENCE_S, Vigil, deaths
 from tests.support.binaries import required
 from tests.support.ports import free_port
 from tests.support.servers import RedisServer
@@ -149,7 +149,7 @@ def test_nobody_without_a_place_to_write_executes_kills_and_runs_again(
 ) -> None:
     look, crash = producer.send("look"), producer.send("crash_once")
     stuck = producer.send("stuck", timeout=0.5, max_attempts=1)
-    producer.wait(look, Status.SUCCEEDED)
+    producer.wait(look, Status.SUCCEEDED, PATIENCE_S)
     assert result(redis_server, look) == {
         "uid": NOBODY,
         "parent": 1,
@@ -160,9 +160,9 @@ def test_nobody_without_a_place_to_write_executes_kills_and_runs_again(
         "here": "OSError",
         "rights": ["CapEff:\t0000000000000000\n"],
     }
-    producer.wait(crash, Status.SUCCEEDED)
+    producer.wait(crash, Status.SUCCEEDED, PATIENCE_S)
     assert result(redis_server, crash) == 1
-    record = producer.wait(stuck, Status.DEAD_LETTERED)
+    record = producer.wait(stuck, Status.DEAD_LETTERED, PATIENCE_S)
     assert "TaskTimeout" in (record.get("last_error_class") or "")
     assert health_check(pool) == 0
     assert health_check(pool, path="/nothing") == 1
@@ -173,7 +173,7 @@ def test_a_task_that_is_stuck_does_not_hold_process_1_up(
     pool: SupervisorProcess, redis_server: RedisServer, producer: Producer
 ) -> None:
     task_id = producer.send("stuck")
-    producer.wait(task_id, Status.RUNNING)
+    producer.wait(task_id, Status.RUNNING, PATIENCE_S)
     assert ends_within(pool, signal.SIGTERM, 1.0 + AFTER_GRACE_S) == 1
     assert producer.status(task_id) == Status.QUEUED
 
@@ -182,8 +182,8 @@ def test_orphans_of_all_exit_codes_are_collected_and_mean_nothing(
     pool: SupervisorProcess, producer: Producer
 ) -> None:
     before = {p.pid for p in process_1(pool).children() if p.cmdline()}
-    producer.wait(producer.send("orphans", {"count": ORPHANS}), Status.SUCCEEDED, timeout=30)
-    until(lambda: {p.pid for p in process_1(pool).children()} == before, 10, pool.describe)
+    producer.wait(producer.send("orphans", {"count": ORPHANS}), Status.SUCCEEDED, PATIENCE_S)
+    until(lambda: {p.pid for p in process_1(pool).children()} == before, PATIENCE_S, pool.describe)
     assert not [line for line in pool.log().splitlines() if '"level":"error"' in line.replace(" ", "")]
-    producer.wait(producer.send("look"), Status.SUCCEEDED)
+    producer.wait(producer.send("look"), Status.SUCCEEDED, PATIENCE_S)
     assert ends_within(pool, signal.SIGTERM, 2.0) == 0

@@ -16,6 +16,7 @@ import pytest
 from dtq_child.task import Status
 from tests.conftest import ProxyStarter, SupervisorStarter
 from tests.process.producer import Producer
+from tests.process.witness import PATIENCE_S
 from tests.support.servers import RedisServer
 from tests.support.supervisor import ROOT, SupervisorProcess
 from tests.support.waiting import until
@@ -90,7 +91,7 @@ def test_the_manager_hears_of_a_whole_life_in_its_order(
     start_supervisor: SupervisorStarter, redis_server: RedisServer, manager: Manager
 ) -> None:
     pool = start_supervisor(server=redis_server, env=under(manager)).wait_ready()
-    until(lambda: manager.said("STATUS=2 of 2 children at work"), 10, lambda: str(manager.lines()))
+    until(lambda: manager.said("STATUS=2 of 2 children at work"), PATIENCE_S, lambda: str(manager.lines()))
     assert pool.stop() == 0
     lines = manager.lines()
     marks = [line for line in lines if not line.startswith("STATUS=")]
@@ -105,27 +106,28 @@ def test_the_manager_hears_of_a_whole_life_in_its_order(
 
 
 def test_it_is_ready_when_redis_has_answered_and_says_while_it_waits(
+    start_proxy: ProxyStarter,
     start_supervisor: SupervisorStarter,
     redis_server: RedisServer,
-    start_proxy: ProxyStarter,
     manager: Manager,
 ) -> None:
     proxy = start_proxy(redis_server.port)
     proxy.refuse()
     pool = start_supervisor(server=redis_server, url=proxy.url, env=under(manager))
-    until(lambda: manager.said("STATUS=waiting for Redis; 2 of 2 children up"), 20, pool.describe)
+    until(lambda: manager.said("STATUS=waiting for Redis; 2 of 2 children up"), PATIENCE_S, pool.describe)
     assert not manager.said("READY=1")
     proxy.heal()
-    until(lambda: manager.said("STATUS=2 of 2 children at work"), 10, pool.describe)
+    until(lambda: manager.said("STATUS=2 of 2 children at work"), PATIENCE_S, pool.describe)
     assert manager.said("READY=1")
     before = len(manager.lines())
     proxy.refuse()
     proxy.cut()
     away = "STATUS=waiting for Redis; 2 of 2 children up"
-    until(lambda: away in manager.lines()[before:], 15, pool.describe)
+    until(lambda: away in manager.lines()[before:], PATIENCE_S, pool.describe)
     proxy.heal()
-    until(lambda: manager.lines()[-1] == "STATUS=2 of 2 children at work", 15, pool.describe)
+    until(lambda: manager.lines()[-1] == "STATUS=2 of 2 children at work", PATIENCE_S, pool.describe)
     assert manager.lines().count("READY=1") == 1
+    assert pool.stop() == 0  # while the proxy is there: it is not to be closed under new connections
 
 
 def test_the_watchdog_is_fed_while_the_main_loop_runs_and_only_then(
@@ -156,7 +158,7 @@ def test_a_watchdog_of_somebody_else_is_not_fed(
 ) -> None:
     env = under(manager, WATCHDOG_USEC="200000", WATCHDOG_PID=str(os.getpid()))
     pool = start_supervisor(server=redis_server, env=env).wait_ready()
-    until(lambda: manager.said("STATUS=2 of 2 children at work"), 10, pool.describe)
+    until(lambda: manager.said("STATUS=2 of 2 children at work"), PATIENCE_S, pool.describe)
     assert pool.stop() == 0
     assert manager.feedings() == []
 
@@ -172,7 +174,7 @@ def test_neither_the_import_nor_a_task_sees_the_managers_names(
     env = under(manager, WATCHDOG_USEC="60000000", PYTHONPATH=f"{tmp_path}:{ROOT}")
     start_supervisor("looks:app", server=redis_server, env=env).wait_ready()
     task_id = producer.send("environment")
-    producer.wait(task_id, Status.SUCCEEDED)
+    producer.wait(task_id, Status.SUCCEEDED, PATIENCE_S)
     nothing = "{" + ",".join(f'"{name}":null' for name in NAMES) + "}"
     assert redis_server.cli("GET", f"dtq:result:{task_id}").decode() == f"[{nothing},{nothing}]"
 
@@ -191,8 +193,8 @@ def test_a_manager_that_does_not_take_what_is_said_changes_nothing(
         stuff(manager.address)
     env = under(manager, WATCHDOG_USEC="100000")
     pool = start_supervisor(server=redis_server, env=env).wait_ready()
-    producer.wait(producer.send("noop"), Status.SUCCEEDED)
-    until(lambda: "cannot be told how things stand" in pool.log(), 5, pool.describe)
+    producer.wait(producer.send("noop"), Status.SUCCEEDED, PATIENCE_S)
+    until(lambda: "cannot be told how things stand" in pool.log(), PATIENCE_S, pool.describe)
     assert pool.stop(timeout=5) == 0
     assert pool.log().count("cannot be told how things stand") == 1
     assert "took" not in slow_rounds(pool)
@@ -218,7 +220,7 @@ def test_an_import_that_fails_never_is_ready(
     (tmp_path / "broken.py").write_text("import no_such_module\n")
     env = under(manager, PYTHONPATH=f"{tmp_path}:{ROOT}")
     pool = start_supervisor("broken:app", server=redis_server, env=env)
-    assert pool.wait(10) == 4
+    assert pool.wait(PATIENCE_S) == 4
     assert manager.lines() == [
         "STATUS=the application is being imported",
         "STOPPING=1",
