@@ -29,9 +29,12 @@ a bad value or an impossible pair ends the start with exit code 78 and one line 
 
 Read by: **producer** is a program that enqueues, **supervisor** the parent process, **child** the processes
 that execute tasks (they get the supervisor's values), **api** the HTTP interface.
+
+Reload: **yes** is taken over by a running supervisor when it is told to reload (SIGHUP, `dtq reload`); a
+change of any other setting makes it refuse the reload.
 """
 
-HEADINGS = ("Environment", "Flag", "Default", "Allowed", "Read by", "Meaning")
+HEADINGS = ("Environment", "Flag", "Default", "Allowed", "Read by", "Reload", "Meaning")
 
 
 def render() -> str:
@@ -52,7 +55,16 @@ def _pairs() -> str:
 def _row(setting: Setting) -> list[str]:
     env = f"`{setting.env}`" + (" (`_FILE`)" if setting.secret else "") if setting.env else "–"
     flags = ", ".join(f"`{flag}`" for flag in setting.flags) or "–"
-    return [env, flags, _default(setting), _allowed(setting), ", ".join(setting.read_by), setting.help]
+    reload = "yes" if setting.reloadable else "–"
+    return [
+        env,
+        flags,
+        _default(setting),
+        _allowed(setting),
+        ", ".join(setting.read_by),
+        reload,
+        setting.help,
+    ]
 
 
 def _default(setting: Setting) -> str:

@@ -67,7 +67,6 @@ class Settings:
         low=1,
         high=1024,
         none="the CPUs allowed by affinity and cgroup",
-        reloadable=True,
     )
     prefetch: int = declare(
         1,

@@ -14,6 +14,7 @@ from dtq_child.settings import Settings
 from dtq_supervisor.answers import Answers
 from dtq_supervisor.burst import Burst
 from dtq_supervisor.cancels import CancelWatch
+from dtq_supervisor.configuration import Configuration, Read, policy_of
 from dtq_supervisor.crew import Crew
 from dtq_supervisor.duties import Duties, Duty
 from dtq_supervisor.embedded import EmbeddedRedis
@@ -25,13 +26,13 @@ from dtq_supervisor.idlers import Idlers
 from dtq_supervisor.inbox import Inbox
 from dtq_supervisor.leader import Leader
 from dtq_supervisor.listener import Listener
+from dtq_supervisor.notice import Notice
 from dtq_supervisor.notify import Notifier
 from dtq_supervisor.nursery import Nursery
-from dtq_supervisor.pool import Policy, Pool
+from dtq_supervisor.pool import Pool
 from dtq_supervisor.preflight import Preflight
 from dtq_supervisor.reaper import Reaper
 from dtq_supervisor.reconcile import Reconciler
-from dtq_supervisor.recycling import Limits
 from dtq_supervisor.scheduler import Scheduler
 from dtq_supervisor.seat import RedisPulse, Seat
 from dtq_supervisor.settler import Settler
@@ -49,20 +50,25 @@ def assemble(
     worker_id: str,
     signals: SignalNotes,
     notifier: Notifier,
+    read: Read,
     embedded: EmbeddedRedis | None = None,
     listener: Listener | None = None,
     descriptor_limit: int | None = None,
 ) -> Supervisor:
     """`most`: how many children there may ever be. `signals` are installed already; `embedded` runs already,
-    and the settings' URL is its. `listener`: for the endpoint, if there is to be one. `descriptor_limit`:
-    what children get, if it is not ours."""
+    and the settings' URL is its. `listener`: for the endpoint, if there is to be one. `read` reads the
+    settings anew for a reload. `descriptor_limit`: what children get, if it is not ours."""
+    configuration = Configuration(settings, read)
     pool = Pool.of(procs, policy_of(settings), rows_for(most), most)
     board = Scoreboard.create(rows_for(most))
     board.set_claiming(False)  # before Redis has been found fit
     seat = take_seat(settings, procs, worker_id, board)
-    nursery = Nursery(
-        lambda generation: begin_template(seat, crew, generation, descriptor_limit), settings.app or ""
-    )
+
+    def begin(generation: int, candidate: bool) -> TemplateHandle:
+        terms = configuration.candidate if candidate else configuration.settings
+        return begin_template(seat, crew, generation, terms, descriptor_limit)
+
+    nursery = Nursery(begin, settings.app or "")
     crew = Crew(board, nursery.processes)
     if embedded is not None:
         nursery.processes.add_other("redis", embedded.pid)
@@ -74,11 +80,12 @@ def assemble(
         crew=crew,
         nursery=nursery,
         duties=duties,
-        hands=Hands(seat, crew, nursery, duties, settler),
+        hands=Hands(seat, crew, nursery, duties, settler, configuration),
         pacemaker=heartbeat,
         ending=Ending(nursery, duties, settler, heartbeat, embedded),
         signals=signals,
         notifier=notifier,
+        notice=Notice(),
     )
 
 
@@ -122,33 +129,16 @@ def duties_of(
     return [*duties, Burst(seat)] if seat.settings.burst else duties
 
 
-def policy_of(settings: Settings) -> Policy:
-    return Policy(
-        boot_timeout_s=settings.boot_timeout_s,
-        shutdown_grace_s=settings.shutdown_grace_s,
-        cancel_grace_s=settings.cancel_grace_s,
-        preload=settings.preload,
-        limits=limits_of(settings),
-    )
-
-
-def limits_of(settings: Settings) -> Limits:
-    return Limits(
-        settings.max_tasks_per_child or 0,
-        settings.max_tasks_jitter or 0,
-        settings.max_memory_per_child or 0,
-        settings.hard_memory_per_child or 0,
-    )
-
-
 def rows_for(procs: int) -> int:
     """A reload boots successors beside the children they are to replace: at most a quarter, at least one."""
     return procs + max(1, procs // 4)
 
 
-def begin_template(seat: Seat, crew: Crew, generation: int, descriptor_limit: int | None) -> TemplateHandle:
+def begin_template(
+    seat: Seat, crew: Crew, generation: int, settings: Settings, descriptor_limit: int | None
+) -> TemplateHandle:
     """Raises OSError."""
-    settings, board = seat.settings, seat.scoreboard
+    board = seat.scoreboard
     hello: dict[str, Any] = {
         "supervisor_pid": os.getpid(),
         "worker_id": seat.worker_id,

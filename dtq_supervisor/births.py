@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+from dtq_supervisor import reloading
 from dtq_supervisor.events import (
     EXIT_IMPORT,
     Action,
@@ -14,7 +15,6 @@ from dtq_supervisor.events import (
     ChildReady,
     DeathSettled,
     Fact,
-    Fork,
     Forked,
     ForkFailed,
     HardKill,
@@ -32,9 +32,11 @@ from dtq_supervisor.events import (
 )
 from dtq_supervisor.recycling import BOOT
 from dtq_supervisor.retirement import check_size
-from dtq_supervisor.roster import STEADY_S, Pool, doom, free_row, leave, tell_ready
+from dtq_supervisor.roster import STEADY_S, Pool, doom, fork, free_row, leave, tell_ready
 from dtq_supervisor.slot import ALIVE, Slot, State, backoff
 from dtq_supervisor.stopping import give_up
+
+CANDIDATE_LOOK_S = 1.0
 
 
 def on_begin(pool: Pool, now: float, event: Begin, actions: list[Action]) -> None:
@@ -44,13 +46,16 @@ def on_begin(pool: Pool, now: float, event: Begin, actions: list[Action]) -> Non
 
 def _start_template(pool: Pool, now: float, actions: list[Action]) -> None:
     template = pool.template
-    template.generation += 1
+    template.generation = pool.next_generation()
     template.state, template.retry_at = "starting", 0.0
     template.deadline = now + pool.policy.boot_timeout_s
     actions.append(StartTemplate(template.generation))
 
 
 def on_template_up(pool: Pool, now: float, event: TemplateUp, actions: list[Action]) -> None:
+    if reloading.is_candidate(pool, event.generation):
+        reloading.candidate_up(pool, now)
+        return
     template = pool.template
     if event.generation != template.generation or template.state != "starting":
         return
@@ -60,22 +65,28 @@ def on_template_up(pool: Pool, now: float, event: TemplateUp, actions: list[Acti
 
 
 def on_template_failed(pool: Pool, now: float, event: TemplateFailed, actions: list[Action]) -> None:
-    if event.generation == pool.template.generation and pool.template.state != "down":
+    if reloading.is_candidate(pool, event.generation):
+        reloading.fail(pool, now, event.reason, actions)
+    elif event.generation == pool.template.generation and pool.template.state != "down":
         actions.append(KillTemplate(event.generation))
         _lose_template(pool, now, event.reason, actions, event.exit_code)
 
 
 def on_template_overdue(pool: Pool, now: float, event: TemplateOverdue, actions: list[Action]) -> None:
-    if event.generation == pool.template.generation and pool.template.state == "starting":
+    if reloading.is_candidate(pool, event.generation):
+        reloading.candidate_overdue(pool, now, actions)
+    elif event.generation == pool.template.generation and pool.template.state == "starting":
         actions.append(KillTemplate(event.generation))
         reason = f"the import took more than {pool.policy.boot_timeout_s:g} s (--boot-timeout)"
         _lose_template(pool, now, reason, actions)
 
 
 def on_template_gone(pool: Pool, now: float, event: TemplateGone, actions: list[Action]) -> None:
-    if event.generation == pool.template.generation and pool.template.state != "down":
+    if reloading.is_candidate(pool, event.generation):
+        reloading.fail(pool, now, f"its template died: {event.reason or 'nobody knows how'}", actions)
+    elif event.generation == pool.template.generation and pool.template.state != "down":
         _lose_template(pool, now, event.reason or "it died", actions)
-    for slot in pool.slots:
+    for slot in pool.everyone():
         if slot.state in ALIVE and not slot.pid and slot.generation == event.generation:
             # All its reports were read, and a child goes on only after it was reported: there is none.
             boot_died(pool, now, slot, "its template died before it was born", actions)
@@ -90,6 +101,8 @@ def _lose_template(
     template.state = "down"
     if pool.stopping:
         return
+    if pool.reload and pool.reload.phase == "rolling":
+        reloading.fail(pool, now, f"its template is lost: {reason}", actions)
     if not pool.imported:
         actions.append(Say("error", "import_failed", {"reason": reason}))
         leave(pool, exit_code, actions)
@@ -105,8 +118,13 @@ def _lose_template(
 def on_template_backoff_over(
     pool: Pool, now: float, event: TemplateBackoffOver, actions: list[Action]
 ) -> None:
-    if pool.template.state == "down" and not pool.stopping and pool.imported:
-        _start_template(pool, now, actions)
+    if pool.template.state != "down" or pool.stopping or not pool.imported:
+        return
+    if pool.reload and pool.reload.candidate.generation:
+        # A template that was started now would have a higher number than the one that is to replace it.
+        pool.template.retry_at = now + CANDIDATE_LOOK_S
+        return
+    _start_template(pool, now, actions)
 
 
 def _fill(pool: Pool, now: float, actions: list[Action]) -> None:
@@ -118,14 +136,8 @@ def _fill(pool: Pool, now: float, actions: list[Action]) -> None:
 def refill(pool: Pool, now: float, slot: Slot, actions: list[Action]) -> None:
     if pool.stopping or pool.template.state != "up" or slot.state in ALIVE or slot.held_until > now:
         return
-    if slot.number in pool.closed:
-        return
-    row = slot.number if slot.number in pool.free_rows else pool.free_rows[0]
-    pool.free_rows.remove(row)
-    generation = pool.template.generation
-    slot.begin_life(generation, row, now + pool.policy.boot_timeout_s)
-    stop_after = pool.policy.limits.tasks_of(slot.number, slot.life)
-    actions.append(Fork(slot.number, slot.life, generation, row, not slot.mourned, stop_after))
+    if slot.number not in pool.closed and reloading.successor(pool, slot.number) is None:
+        fork(pool, now, slot, pool.template, actions, may_claim=not slot.mourned)
 
 
 def on_forked(pool: Pool, now: float, event: Forked, actions: list[Action]) -> None:
@@ -147,6 +159,9 @@ def on_fork_failed(pool: Pool, now: float, event: ForkFailed, actions: list[Acti
 def boot_died(
     pool: Pool, now: float, slot: Slot, reason: str, actions: list[Action], *, killed: bool = False
 ) -> None:
+    if pool.stands_by(slot):
+        reloading.standby_ended(pool, now, slot, reason, actions)
+        return
     free_row(pool, slot)
     if pool.stopping or slot.number in pool.closed:
         slot.take("boot_died_unwanted")
@@ -173,6 +188,8 @@ def on_child_ready(pool: Pool, now: float, event: ChildReady, actions: list[Acti
         actions.append(Say("info", "ready_no_redis", {"slot": slot.number, "pid": slot.pid}))
     pool.proven = True
     tell_ready(pool, actions)
+    if pool.stands_by(slot):
+        reloading.standby_ready(pool, now, slot, actions)
 
 
 def on_mourned(pool: Pool, now: float, event: DeathSettled | MourningOver, actions: list[Action]) -> None:
@@ -188,8 +205,12 @@ def on_boot_overdue(pool: Pool, now: float, event: BootOverdue, actions: list[Ac
     slot = pool.find(event.slot, event.life, {State.STARTING})
     if slot is None:
         return
-    reason = f"it was not ready within {pool.policy.boot_timeout_s:g} s (--boot-timeout)"
+    seconds = pool.policy_of(slot.generation).boot_timeout_s
+    reason = f"it was not ready within {seconds:g} s (--boot-timeout)"
     slot.trouble = reason
+    if slot.pid and reloading.is_candidate(pool, slot.generation):
+        reloading.fail(pool, now, f"its first child did not start: {reason}", actions)
+        return
     if slot.pid:
         doom(slot, Verdict("boot"), actions)
         if not pool.proven and not pool.policy.preload:  # here the child is what imports first
@@ -197,6 +218,9 @@ def on_boot_overdue(pool: Pool, now: float, event: BootOverdue, actions: list[Ac
         return
     # Asked and not answered. The child may still come, so the slot waits for that template's death.
     slot.boot_deadline = math.inf
+    if reloading.is_candidate(pool, slot.generation):
+        reloading.fail(pool, now, "its template does not answer", actions)
+        return
     actions.append(KillTemplate(slot.generation))
     if slot.generation == pool.template.generation and pool.template.state == "up":
         _lose_template(pool, now, "it does not answer", actions)

@@ -8,8 +8,9 @@ import dataclasses
 import logging
 import os
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import setproctitle
 
@@ -21,7 +22,8 @@ from dtq_child.setting import SUPERVISOR, mask_url
 from dtq_child.settings import Loaded, Settings, describe, load
 from dtq_child.version import VERSION
 from dtq_supervisor import cgroup, descriptors, embedded, logs
-from dtq_supervisor.assembly import assemble, limits_of, rows_for
+from dtq_supervisor.assembly import assemble, rows_for
+from dtq_supervisor.configuration import limits_of
 from dtq_supervisor.cpus import default_procs
 from dtq_supervisor.flags import add_arguments
 from dtq_supervisor.listener import OFF, CannotListen, Listener, listen
@@ -35,6 +37,8 @@ from dtq_supervisor.signals import SignalNotes
 EXIT_REFUSED, EXIT_ERROR, EXIT_LOCKED, EXIT_CONFIG = 69, 70, 73, 78
 LOG_CLOSE_S = 0.2
 
+Flags = Mapping[str, Any]
+
 log = logging.getLogger("dtq.supervisor")
 
 
@@ -45,19 +49,23 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if reason := unsupported():
         return _refuse(reason)
     try:
-        loaded = load(flags, os.environ, reader=SUPERVISOR, read_text=_read_text)
+        loaded = _load(flags)
     except BadConfiguration as error:
         return _refuse(*error.problems)
     if flags["check"]:
         return _show(loaded)
     try:
         with _pidfile(loaded.settings.pidfile):
-            return _supervise(loaded)
+            return _supervise(loaded, flags)
     except (PidfileLocked, CannotListen) as error:
         _complain(str(error))
         return EXIT_LOCKED if isinstance(error, PidfileLocked) else EXIT_REFUSED
     except BadConfiguration as error:
         return _refuse(*error.problems)
+
+
+def _load(flags: Flags) -> Loaded:
+    return load(flags, os.environ, reader=SUPERVISOR, read_text=_read_text)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -83,13 +91,13 @@ def _pidfile(path: str | None) -> Iterator[None]:
         held.__exit__(None, None, None)
 
 
-def _supervise(loaded: Loaded) -> int:
+def _supervise(loaded: Loaded, flags: Flags) -> int:
     """From a checked configuration to the exit code."""
     worker_id = new_worker_id()
     settings = loaded.settings
     writer = logs.set_up(settings.log_level, settings.log_format, worker_id)
     try:
-        return _run(loaded, worker_id)
+        return _run(loaded, flags, worker_id)
     except (BadConfiguration, CannotListen):
         raise
     except Exception:
@@ -99,7 +107,7 @@ def _supervise(loaded: Loaded) -> int:
         writer.close(LOG_CLOSE_S)
 
 
-def _run(loaded: Loaded, worker_id: str) -> int:
+def _run(loaded: Loaded, flags: Flags, worker_id: str) -> int:
     setproctitle.setproctitle("dtq-supervisor: master")
     for warning in loaded.warnings:
         log.warning("%s", warning)
@@ -111,7 +119,9 @@ def _run(loaded: Loaded, worker_id: str) -> int:
     procs, origin = (loaded.settings.procs, "as told") if loaded.settings.procs else default_procs()
     most, found = _make_room(procs)
     with _listening(loaded) as listener, _private_redis(loaded.settings) as redis:
-        settings = _with_redis(loaded.settings, redis)
+        if redis is not None:
+            say("info", "embedded", {"url": redis.url})
+        settings = _in_place(loaded.settings, redis)
         _introduce(settings, worker_id, procs, origin)
         if listener is not None:
             say("info", "endpoint", {"place": listener.shown})
@@ -122,6 +132,7 @@ def _run(loaded: Loaded, worker_id: str) -> int:
             worker_id=worker_id,
             signals=signals,
             notifier=manager,
+            read=lambda: _in_place(_load(flags).settings, redis),
             embedded=redis,
             listener=listener,
             descriptor_limit=found,
@@ -169,11 +180,9 @@ def _listening(loaded: Loaded) -> Iterator[Listener | None]:
         listener.close()
 
 
-def _with_redis(settings: Settings, redis: embedded.EmbeddedRedis | None) -> Settings:
-    if redis is None:
-        return settings
-    say("info", "embedded", {"url": redis.url})
-    return dataclasses.replace(settings, redis_url=redis.url)
+def _in_place(settings: Settings, redis: embedded.EmbeddedRedis | None) -> Settings:
+    """With the address of the Redis that we have started ourselves."""
+    return settings if redis is None else dataclasses.replace(settings, redis_url=redis.url)
 
 
 def _introduce(settings: Settings, worker_id: str, procs: int, origin: str) -> None:

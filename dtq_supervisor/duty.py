@@ -47,6 +47,7 @@ class RedisDuty(abc.ABC):
 
     def attempt(self) -> float:
         """A round that may fail; seconds until the next."""
+        self.line.follow(self.seat)
         last_reply = self.line.received
         try:
             wait = self.beat()

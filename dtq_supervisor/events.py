@@ -8,9 +8,12 @@ from __future__ import annotations
 import enum
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from dtq_child.row import Order
+
+if TYPE_CHECKING:
+    from dtq_supervisor.roster import Policy
 
 EXIT_IMPORT, EXIT_INTERRUPTED, EXIT_REFUSED, EXIT_CONFIG = 4, 1, 69, 78
 """Exit codes of the supervisor that the pool decides on."""
@@ -27,6 +30,7 @@ VerdictKind = Literal[
     "leaving",
     "surplus",
     "idle",
+    "reload",
 ]
 ENDED_BY_VERDICT = frozenset({"timeout", "superseded", "cancelled"})
 """Kills that end the delivery they name; every other one leaves it to run again."""
@@ -42,6 +46,7 @@ KILLED_BECAUSE: Mapping[VerdictKind, str] = {
     "leaving": "it had nothing to do any more, and did not end",
     "surplus": "one child fewer was asked for while it booted",
     "idle": "it stayed idle although its queues held entries",
+    "reload": "the reload that it was born for has failed",
 }
 
 
@@ -305,7 +310,26 @@ class StackAsked:
 
 @dataclass(frozen=True, slots=True)
 class ReloadAsked:
-    """Somebody wants new code."""
+    """Somebody wants new code, and new settings."""
+
+
+@dataclass(frozen=True, slots=True)
+class SettingsRead:
+    """They were read again, and will do. `policy`: what steps need of them."""
+
+    policy: Policy
+
+
+@dataclass(frozen=True, slots=True)
+class SettingsRefused:
+    """Not one of them is taken over."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class ReloadDue:
+    """Time has passed that a reload has waited for: it is looked at again, as after every event."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -373,6 +397,9 @@ Event = (
     | ResizeAsked
     | QuietAsked
     | ResumeAsked
+    | SettingsRead
+    | SettingsRefused
+    | ReloadDue
     | ContactMade
     | ContactRefused
 )
@@ -384,13 +411,33 @@ Concerning = SoftDue | HardDue | DumpDone | Revoked | CancelGraceOver | Settling
 
 
 @dataclass(frozen=True, slots=True)
+class ReadSettings:
+    """SettingsRead or SettingsRefused follows."""
+
+
+@dataclass(frozen=True, slots=True)
+class AdoptSettings:
+    """What was read last is what counts from now on."""
+
+
+@dataclass(frozen=True, slots=True)
 class StartTemplate:
+    """`candidate`: with the settings that were read last, and are not adopted yet."""
+
     generation: int
+    candidate: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class KillTemplate:
     """The process alone: its children go on."""
+
+    generation: int
+
+
+@dataclass(frozen=True, slots=True)
+class RetireTemplate:
+    """Nothing more is asked of it: it ends after its last child."""
 
     generation: int
 
@@ -522,8 +569,11 @@ class Say:
 
 
 Action = (
-    StartTemplate
+    ReadSettings
+    | AdoptSettings
+    | StartTemplate
     | KillTemplate
+    | RetireTemplate
     | Fork
     | AllowClaims
     | KillStray

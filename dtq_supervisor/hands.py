@@ -8,10 +8,12 @@ from typing import Any, Protocol
 from dtq_child.keys import consumer
 from dtq_child.row import Order, Row
 from dtq_supervisor import death
+from dtq_supervisor.configuration import Configuration
 from dtq_supervisor.crew import Crew, Remains
 from dtq_supervisor.duties import Duties
 from dtq_supervisor.events import (
     Action,
+    AdoptSettings,
     AllowClaims,
     BeginDuties,
     CloseClaims,
@@ -24,6 +26,8 @@ from dtq_supervisor.events import (
     LeaveLoop,
     OpenClaims,
     OrderStop,
+    ReadSettings,
+    RetireTemplate,
     Say,
     Settle,
     ShowStack,
@@ -31,7 +35,7 @@ from dtq_supervisor.events import (
     StartTemplate,
 )
 from dtq_supervisor.judgement import Death
-from dtq_supervisor.logs import say
+from dtq_supervisor.logs import say, set_level
 from dtq_supervisor.nursery import Nursery, how
 from dtq_supervisor.process import Child
 from dtq_supervisor.seat import Seat, summed
@@ -55,16 +59,27 @@ class Mourner(Protocol):
 class Hands:
     """One method an action. `exit_code` is set by the last one."""
 
-    def __init__(self, seat: Seat, crew: Crew, nursery: Nursery, duties: Duties, settler: Mourner) -> None:
+    def __init__(
+        self,
+        seat: Seat,
+        crew: Crew,
+        nursery: Nursery,
+        duties: Duties,
+        settler: Mourner,
+        configuration: Configuration,
+    ) -> None:
         self._seat, self._crew, self._nursery = seat, crew, nursery
-        self._duties, self._settler = duties, settler
+        self._duties, self._settler, self._configuration = duties, settler, configuration
         self._remains: dict[Child, Remains] = {}
         self.exit_code: int | None = None
         self.contact = False
         """Redis was reached."""
         self._deeds: dict[type, Callable[[Any], None]] = {
+            ReadSettings: self._read_settings,
+            AdoptSettings: self._adopt_settings,
             StartTemplate: self._start_template,
             KillTemplate: self._kill_template,
+            RetireTemplate: self._retire_template,
             Fork: self._fork,
             AllowClaims: self._allow_claims,
             KillStray: self._kill_stray,
@@ -89,13 +104,27 @@ class Hands:
         """Until its Settle, which the same step orders."""
         self._remains[who] = remains
 
+    # Settings.
+
+    def _read_settings(self, action: ReadSettings) -> None:
+        self._seat.inbox.put(self._configuration.read())
+
+    def _adopt_settings(self, action: AdoptSettings) -> None:
+        self._configuration.adopt()
+        settings = self._configuration.settings
+        self._seat.adopt(settings)
+        set_level(settings.log_level)
+
     # Templates and children.
 
     def _start_template(self, action: StartTemplate) -> None:
-        self._nursery.start(action.generation)
+        self._nursery.start(action.generation, candidate=action.candidate)
 
     def _kill_template(self, action: KillTemplate) -> None:
         self._nursery.kill(action.generation)
+
+    def _retire_template(self, action: RetireTemplate) -> None:
+        self._nursery.retire(action.generation)
 
     def _fork(self, action: Fork) -> None:
         slot, life, row = action.slot, action.life, action.row

@@ -34,6 +34,7 @@ class Line:
     worker_id: str
     queues: tuple[str, ...]
     pulse: Pulse
+    former_queues: tuple[str, ...] = ()
     sent: float = 0.0
     """When the last command went out, monotonic seconds."""
     received: float = 0.0
@@ -47,7 +48,12 @@ class Line:
             seat.worker_id,
             tuple(seat.queues),
             seat.redis_ok,
+            seat.former_queues,
         )
+
+    def follow(self, seat: Seat) -> None:
+        """A reload may have changed what a line was made of."""
+        self.scripts, self.queues, self.former_queues = seat.scripts, seat.queues, seat.former_queues
 
     @property
     def keys(self) -> Keys:
@@ -64,6 +70,10 @@ class Line:
     def streams(self) -> list[str]:
         """The bands of our queues, from p9 down, the queues in turn within a band."""
         return [self.keys.stream(queue, band) for band in range(9, -1, -1) for queue in self.queues]
+
+    def streams_of_children(self) -> list[str]:
+        """The same, and the bands where only children of an older configuration have entries."""
+        return [*self.streams(), *(band for queue in self.former_queues for band in self.keys.bands(queue))]
 
     def run(self, script: str, keys: Sequence[str], args: Sequence[Word]) -> Any:
         """One call of a script. Raises BrokerError."""

@@ -47,7 +47,16 @@ WORDS: Mapping[str, str] = {
     "resumed": "SIGCONT: tasks are claimed again",
     "not_quiet": "SIGCONT: claims were not held, so it changes nothing",
     "too_late": "{name} changes nothing any more: the supervisor is stopping",
-    "reload_unavailable": "SIGHUP: reload is not available; restart the service for new code",
+    "reloading": "reload {number}: settings and code are read anew",
+    "reload_waits": "SIGHUP: the reload begins when what is under way has ended",
+    "reload_rolling": "reload {number}: the first child of g{generation} is ready, the others follow, "
+    "{spare} at a time",
+    "reloaded": "reload {number} is done: all children are g{generation}",
+    "reloaded_but": "reload {number} is done: whatever begins now begins in g{generation}; "
+    "{old:older child finishes its task|older children finish their tasks}",
+    "reload_failed": "reload {number} has failed: {reason}; children come from g{generation}",
+    "successor_failed": "the successor of child {slot} did not start: {reason}; "
+    "the next one in {delay_s:g} s",
     "stopping": "stopping (graceful): {children:child has|children have} {grace_s:g} s to finish",
     "stopping_now": "stopping (immediate): {children:child is|children are} killed now",
     "burst_over": "nothing waits or runs in the queues {queues}: with --burst that is the end",
@@ -216,11 +225,15 @@ def set_up(level: str, form: str, worker_id: str, fd: int = 2) -> LineWriter:
     writer = LineWriter(fd, lambda count: log_lines.dropped_line(lines, "dtq.log", count))
     logging.root.handlers[:] = [LineHandler(writer.put, lines)]
     logging.root.setLevel(logging.WARNING)
-    logging.getLogger("dtq").setLevel(LEVELS[level])
+    set_level(level)
     logging.captureWarnings(True)
     threading.excepthook = _thread_died
     sys.excepthook = _died
     return writer
+
+
+def set_level(level: str) -> None:
+    logging.getLogger("dtq").setLevel(LEVELS[level])
 
 
 def _thread_died(args: threading.ExceptHookArgs) -> None:

@@ -26,8 +26,8 @@ from dtq_supervisor.templates import TemplateHandle
 CLOSED_S = 0.5
 """A template that closed its socket is about to end; one that does not is of no use."""
 
-Start = Callable[[int], TemplateHandle]
-"""Starts the template of a generation; raises OSError."""
+Start = Callable[[int, bool], TemplateHandle]
+"""Starts the template of a generation, with the candidate settings or those that count; raises OSError."""
 
 
 class Nursery:
@@ -39,15 +39,14 @@ class Nursery:
         self._closed_at: dict[int, float] = {}
         self._given_up: set[int] = set()
         self._events: deque[Event] = deque()
-        self.task_types: Mapping[str, Any] = {}
-        """As the newest template that has imported the application declared them."""
+        self._task_types: dict[int, Mapping[str, Any]] = {}
         self.processes = Processes(self.drain, clock)
 
     # What is asked of templates.
 
-    def start(self, generation: int) -> None:
+    def start(self, generation: int, *, candidate: bool = False) -> None:
         try:
-            handle = self._start(generation)
+            handle = self._start(generation, candidate)
         except OSError as error:
             self._events.append(TemplateFailed(generation, f"it could not be started: {error}"))
             return
@@ -65,6 +64,10 @@ class Nursery:
         if generation in self._handles:
             self._handles[generation].kill()
 
+    def retire(self, generation: int) -> None:
+        if generation in self._handles:
+            self._handles[generation].quit()
+
     def kill_all(self) -> None:
         for handle in self._handles.values():
             handle.kill()
@@ -73,6 +76,10 @@ class Nursery:
         return bool(self._handles)
 
     # What they say.
+
+    def task_types(self, generation: int) -> Mapping[str, Any] | None:
+        """As that template declared them; None if it has not imported the application, or is gone."""
+        return self._task_types.get(generation)
 
     def filenos(self) -> list[int]:
         """Readable when there is something to drain."""
@@ -99,6 +106,7 @@ class Nursery:
         handle.collected(end.code)
         handle.close()
         self._closed_at.pop(generation, None)
+        self._task_types.pop(generation, None)
         self._events.append(TemplateGone(generation, how(end)))
 
     def _hear(self, handle: TemplateHandle) -> None:
@@ -128,17 +136,17 @@ class Nursery:
                 self._give_up(handle.generation, *_failure(message))
 
     def _imported(self, handle: TemplateHandle, message: Mapping[str, Any]) -> None:
-        types = message.get("task_types")
-        self.task_types = types if isinstance(types, dict) else {}
+        told = message.get("task_types")
+        types = self._task_types[handle.generation] = told if isinstance(told, dict) else {}
         facts: dict[str, Fact] = {
             "generation": handle.generation,
             "pid": handle.pid,
             "app": self._app,
             "seconds": float(message.get("seconds") or 0.0),
-            "types": len(self.task_types),
+            "types": len(types),
         }
         say("info", "imported", facts)
-        if not self.task_types:
+        if not types:
             say("warning", "no_task_types", {"app": self._app})
         self._events.append(TemplateUp(handle.generation))
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from dtq_supervisor import births, claiming, executions, resizing, retirement, stopping
+from dtq_supervisor import births, claiming, executions, reloading, resizing, retirement, stopping
 from dtq_supervisor.events import (
     ENDED_BY_VERDICT,
     EXIT_IMPORT,
@@ -39,9 +39,12 @@ from dtq_supervisor.events import (
     PatienceOver,
     QuietAsked,
     ReloadAsked,
+    ReloadDue,
     ResizeAsked,
     ResumeAsked,
     Revoked,
+    SettingsRead,
+    SettingsRefused,
     Settle,
     SettlingStuck,
     SoftDue,
@@ -71,6 +74,8 @@ def step(pool: Pool, now: float, event: Event) -> list[Action]:
         return _after_the_end(pool, event)
     actions: list[Action] = []
     _STEPS[type(event)](pool, now, event, actions)
+    if not pool.left:
+        reloading.advance(pool, now, actions)
     if pool.stopping and not pool.left and not pool.living():
         leave(pool, pool.exit_code, actions)
     return actions
@@ -98,6 +103,9 @@ def on_exited(pool: Pool, now: float, event: Exited, actions: list[Action]) -> N
     verdict, slot.pid = slot.verdict, event.pid
     actions.append(_settle(event, verdict))
     _note_interruption(pool, event, verdict)
+    if pool.stands_by(slot):
+        reloading.standby_ended(pool, now, slot, _end_of(event), actions)
+        return
     if slot.state is State.STARTING or (verdict and verdict.kind == "boot"):
         killed = verdict is None and event.signal == SIGKILL
         births.boot_died(pool, now, slot, _end_of(event), actions, killed=killed)
@@ -169,10 +177,13 @@ _STEPS: dict[type, Callable[[Pool, float, Any, list[Action]], None]] = {
     PatienceOver: stopping.on_patience_over,
     StacksAsked: executions.on_stacks_asked,
     StackAsked: executions.on_stack_asked,
-    ReloadAsked: stopping.on_reload_asked,
     ResizeAsked: resizing.on_resize_asked,
     QuietAsked: claiming.on_quiet_asked,
     ResumeAsked: claiming.on_resume_asked,
+    ReloadAsked: reloading.on_reload_asked,
+    SettingsRead: reloading.on_settings_read,
+    SettingsRefused: reloading.on_settings_refused,
+    ReloadDue: reloading.on_reload_due,
     ContactMade: stopping.on_contact_made,
     ContactRefused: stopping.on_contact_refused,
 }

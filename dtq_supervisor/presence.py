@@ -40,7 +40,7 @@ def say_farewell(line: Line) -> int:
     """Takes it away, with the bell and every consumer of ours that has nothing pending, and opens our park to
     others. Returns how many consumers went. Raises BrokerError."""
     keys = line.keys
-    places = [keys.worker(line.worker_id), keys.workers, line.bell, *line.streams()]
+    places = [keys.worker(line.worker_id), keys.workers, line.bell, *line.streams_of_children()]
     return int(line.run("farewell", places, [line.worker_id, line.park]))
 
 
@@ -60,6 +60,7 @@ def fields_of(seat: Seat, ours: Sequence[Child]) -> dict[str, Word]:
         "version": VERSION,
         "generation": seat.generation(),
         "replaced": orjson.dumps(dict(seat.published.replaced), option=orjson.OPT_SORT_KEYS),
+        "reload": seat.published.reload,
         "children": orjson.dumps([_told(child) for child in ours]),
     }
 

@@ -21,6 +21,7 @@ LEAVE_MOST_S = 10.0
 """For stop hooks, once a child has nothing in hand any more: one that hangs there would cost us its slot."""
 
 TASKS, MEMORY, HARD_MEMORY, BOOT, CRASH, ENDED = "tasks", "memory", "hard_memory", "boot", "crash", "ended"
+RELOAD = "reload"
 SURPLUS: Literal["surplus"] = "surplus"
 """What replacements are counted as. Kills for other reasons are counted by the kind of their verdict; `ended`
 is a clean end that nobody asked for, `surplus` one of a child that was asked for again before it had gone."""

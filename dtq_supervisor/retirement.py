@@ -3,6 +3,7 @@ Pure."""
 
 from __future__ import annotations
 
+from dtq_supervisor import reloading
 from dtq_supervisor.events import (
     EXIT_CONFIG,
     Action,
@@ -50,8 +51,13 @@ def on_leave_overdue(pool: Pool, now: float, event: LeaveOverdue, actions: list[
 
 def check_size(pool: Pool, now: float, slot: Slot, ready_bytes: int, actions: list[Action]) -> None:
     """Of a child that has just become ready."""
-    flaw = pool.policy.limits.too_small(ready_bytes)
+    flaw = pool.policy_of(slot.generation).limits.too_small(ready_bytes)
     if flaw is None:
+        return
+    if reloading.is_candidate(pool, slot.generation):
+        held, least = mebibytes(flaw.ready_bytes), mebibytes(flaw.least)
+        words = f"{flaw.flag} {mebibytes(flaw.limit)} cannot work: a new child holds {held}"
+        reloading.fail(pool, now, f"{words}; give at least {least}", actions)
         return
     if not pool.proven:
         actions.append(Say("error", "memory_limit_refused", _worded(flaw)))

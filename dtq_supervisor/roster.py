@@ -1,4 +1,5 @@
-"""Who is where: the slots, the template they come from, a stop under way. Moved by `pool.step`. Pure."""
+"""Who is where: the slots, their successors, the template they come from, a reload or a stop under way.
+Moved by `pool.step`. Pure."""
 
 from __future__ import annotations
 
@@ -13,12 +14,14 @@ from dtq_supervisor.events import (
     BackoffOver,
     BootOverdue,
     CancelGraceOver,
+    Fork,
     GraceOver,
     GraceWarning,
     HardKill,
     LeaveLoop,
     MourningOver,
     PatienceOver,
+    ReloadDue,
     Say,
     StopMode,
     TemplateBackoffOver,
@@ -61,6 +64,34 @@ class Policy:
     limits: Limits = field(default_factory=Limits)
 
 
+ReloadPhase = Literal["settings", "template", "canary", "rolling"]
+
+
+@dataclass(slots=True)
+class Reload:
+    """An answer to SIGHUP that is under way. `number` counts them, `begun` is monotonic.
+
+    `candidate` becomes the pool's template when its first child, the canary, is ready: what fails before that
+    changes nothing."""
+
+    number: int
+    begun: float
+    phase: ReloadPhase = "settings"
+    policy: Policy = field(default_factory=Policy)
+    candidate: Template = field(default_factory=Template)
+
+
+@dataclass(frozen=True, slots=True)
+class Reloaded:
+    """How a reload has ended. `generation`: the one that children are born from since."""
+
+    number: int
+    begun: float
+    done: bool
+    reason: str
+    generation: int
+
+
 @dataclass(slots=True)
 class Stopping:
     mode: StopMode
@@ -78,6 +109,22 @@ class Pool:
     policy: Policy
     template: Template = field(default_factory=Template)
     stopping: Stopping | None = None
+    standbys: dict[int, Slot] = field(default_factory=dict)
+    """Successors by the number of their slot: born of a newer generation, and without a claim before they
+    have moved into it."""
+    era: int = 0
+    """Children of an older generation are to be replaced."""
+    reload: Reload | None = None
+    reload_wanted: bool = False
+    """SIGHUP came, and its reload has not begun."""
+    reloaded: Reloaded | None = None
+    boot_failures: int = 0
+    """Successors that failed in a row."""
+    boots_held_until: float = 0.0
+    generations: int = 0
+    reloads: int = 0
+    lives: dict[int, int] = field(default_factory=dict)
+    """The last life that was given to each slot number."""
     exit_code: int = 0
     imported: bool = False
     """The application has been imported once: what fails later is waited out."""
@@ -108,26 +155,61 @@ class Pool:
         """How many children there are to be."""
         return len(self.slots) - len(self.closed)
 
+    def everyone(self) -> list[Slot]:
+        """The slots, and the successors that stand by for some."""
+        return [*self.slots, *self.standbys.values()]
+
     def living(self) -> list[Slot]:
-        return [slot for slot in self.slots if slot.state in ALIVE]
+        return [slot for slot in self.everyone() if slot.state in ALIVE]
+
+    def spare(self) -> int:
+        """How many successors there may be at a time."""
+        return max(1, self.procs() // 4)
+
+    def policy_of(self, generation: int) -> Policy:
+        """What holds for a child of that generation when it boots."""
+        reload = self.reload
+        return reload.policy if reload and reload.candidate.generation == generation else self.policy
+
+    def next_generation(self) -> int:
+        self.generations += 1
+        return self.generations
 
     def at_work(self) -> int:
         return sum(slot.state in WORKING for slot in self.slots)
 
     def find(self, slot: int, life: int, states: Iterable[State] = ALIVE) -> Slot | None:
-        """The slot, if it still holds that life and is in one of the states."""
-        found = self.slots[slot] if 0 <= slot < len(self.slots) else None
-        return found if found and found.is_now(life) and found.state in states else None
+        """The slot, or the successor for it, if it holds that life and is in one of the states."""
+        here = self.slots[slot] if 0 <= slot < len(self.slots) else None
+        for found in (here, self.standbys.get(slot)):
+            if found and found.is_now(life) and found.state in states:
+                return found
+        return None
+
+    def stands_by(self, slot: Slot) -> bool:
+        return self.standbys.get(slot.number) is slot
 
     def alarms(self) -> list[Alarm]:
         """What comes by itself; each is gone once its event was stepped."""
-        found = [alarm for slot in self.slots for alarm in _slot_alarms(slot)]
-        template = self.template
-        if template.state == "starting":
-            found.append(Alarm(template.deadline, TemplateOverdue(template.generation)))
-        elif template.state == "down" and template.retry_at and not self.stopping:
-            found.append(Alarm(template.retry_at, TemplateBackoffOver()))
-        return [] if self.left else found + _stop_alarms(self.stopping)
+        if self.left:
+            return []
+        found = [alarm for slot in self.everyone() for alarm in _slot_alarms(slot)]
+        found += _template_alarms(self.template)
+        if self.reload:
+            found += _template_alarms(self.reload.candidate)
+        if self.stopping:
+            return [alarm for alarm in found if alarm.event != TemplateBackoffOver()] + _stop_alarms(
+                self.stopping
+            )
+        return found + ([Alarm(self.boots_held_until, ReloadDue())] if self.boots_held_until else [])
+
+
+def _template_alarms(template: Template) -> list[Alarm]:
+    if template.state == "starting":
+        return [Alarm(template.deadline, TemplateOverdue(template.generation))]
+    if template.state == "down" and template.retry_at:
+        return [Alarm(template.retry_at, TemplateBackoffOver())]
+    return []
 
 
 def _slot_alarms(slot: Slot) -> list[Alarm]:
@@ -136,6 +218,8 @@ def _slot_alarms(slot: Slot) -> list[Alarm]:
         found.append(Alarm(slot.boot_deadline, BootOverdue(slot.number, slot.life)))
     if slot.held_until and slot.state not in ALIVE:
         found.append(Alarm(slot.held_until, BackoffOver(slot.number)))
+    if slot.turn_until:
+        found.append(Alarm(slot.turn_until, ReloadDue()))
     if slot.mourned:
         found.append(Alarm(slot.mourned_until, MourningOver(slot.number, slot.mourned)))
     if slot.cancel_seq and slot.state in RUNNING:
@@ -159,6 +243,19 @@ def free_row(pool: Pool, slot: Slot) -> None:
     pool.free_rows.append(slot.row)
     pool.free_rows.sort()
     slot.row, slot.pid = -1, 0
+
+
+def fork(
+    pool: Pool, now: float, slot: Slot, template: Template, actions: list[Action], *, may_claim: bool
+) -> None:
+    """A new life for the slot, from that template. There is a free row."""
+    number, policy = slot.number, pool.policy_of(template.generation)
+    row = number if number in pool.free_rows else pool.free_rows[0]
+    pool.free_rows.remove(row)
+    life = pool.lives[number] = pool.lives.get(number, 0) + 1
+    slot.begin_life(life, template.generation, row, now + policy.boot_timeout_s)
+    stop_after = policy.limits.tasks_of(number, life)
+    actions.append(Fork(number, life, template.generation, row, may_claim, stop_after))
 
 
 def doom(slot: Slot, verdict: Verdict, actions: list[Action]) -> None:

@@ -12,7 +12,7 @@ from dtq_child.connection import REPLY_TIMEOUT_S, Link
 from dtq_child.keys import Keys
 from dtq_child.row import COUNTERS, Counters
 from dtq_child.scoreboard import Scoreboard
-from dtq_child.scripts import Scripts
+from dtq_child.scripts import Constants, Scripts
 from dtq_child.settings import Settings
 from dtq_supervisor.duties import STALE_S
 from dtq_supervisor.inbox import Inbox
@@ -54,6 +54,8 @@ class Published:
     """Children that there are to be; 0: as many as at the start."""
     task_types: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     generation: int = 0
+    reload: str = ""
+    """How the last reload has ended, JSON."""
     past: Counters = field(default_factory=Counters)
     """What the lives that have ended had counted."""
     replaced: Mapping[str, int] = field(default_factory=dict)
@@ -115,9 +117,9 @@ class RedisPulse:
             return self._whole_since if now - self._last <= SILENCE_S else 0.0
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Seat:
-    """`started_at`: monotonic seconds."""
+    """`started_at`: monotonic seconds. `settings`, `scripts` and `former_queues` are replaced by a reload."""
 
     settings: Settings
     procs: int
@@ -131,6 +133,14 @@ class Seat:
     started_at: float
     published: Published = field(default_factory=Published)
     troubles: Troubles = field(default_factory=Troubles)
+    former_queues: tuple[str, ...] = ()
+    """Not ours since a reload. Our children, living and dead, may still have entries there."""
+
+    def adopt(self, settings: Settings) -> None:
+        """For the main thread: a reload is through. Duties follow with their next round."""
+        before = {*self.settings.queues, *self.former_queues}
+        self.former_queues = tuple(sorted(before - {*settings.queues}))
+        self.settings, self.scripts = settings, Scripts(self.keys, Constants.of(settings))
 
     @property
     def queues(self) -> tuple[str, ...]:

@@ -41,7 +41,9 @@ def settle_dead(line: Line, death: Death, to_anyone: bool, random01: float) -> S
     told: list[tuple[str, str]] = []
     counts: Counter[str] = Counter()
     for _ in range(_CALLS_MOST):
-        left, some, counted = line.run("settle_dead", [line.bell, *line.streams()], [*head, *words])
+        left, some, counted = line.run(
+            "settle_dead", [line.bell, *line.streams_of_children()], [*head, *words]
+        )
         told += pairs_of(some)
         counts.update(counts_of(counted))
         if not left:
@@ -84,6 +86,7 @@ class Settler(RedisDuty):
             if not self._changed.wait_for(lambda: bool(self._deaths), IDLE_S):
                 return 0.0
             death = self._deaths[0]
+        self.line.follow(self.seat)  # while we waited
         random01 = random()
         self._tell(death, self._settle(death, random01), random01)
         with self._changed:

@@ -77,7 +77,8 @@ class IllegalEdge(Exception):
 
 @dataclass(slots=True)
 class Slot:
-    """A numbered place. `life` counts its children; what follows `pid` belongs to the present one."""
+    """A numbered place. `life` is the number of its present or last child; what follows `pid` belongs to the
+    present one."""
 
     number: int
     state: State = State.EMPTY
@@ -97,6 +98,8 @@ class Slot:
     """The life whose end is not settled yet. Its successor claims nothing before: it would take up new work,
     and the task of the dead would find every child busy."""
     mourned_until: float = 0.0
+    turn_until: float = 0.0
+    """The child was told to end because its successor stands by, and other slots wait that long for it."""
     verdict: Verdict | None = None
     leaving: str = ""
     """Why it was told to end, as its replacement is counted."""
@@ -113,11 +116,10 @@ class Slot:
             raise IllegalEdge(f"slot {self.number}: {edge} from {self.state}")
         self.state = drawn.to
 
-    def begin_life(self, generation: int, row: int, boot_deadline: float) -> None:
+    def begin_life(self, life: int, generation: int, row: int, boot_deadline: float) -> None:
         self.take("fork")
-        self.life += 1
-        self.generation, self.row, self.boot_deadline = generation, row, boot_deadline
-        self.pid, self.verdict, self.held_until = 0, None, 0.0
+        self.life, self.generation, self.row, self.boot_deadline = life, generation, row, boot_deadline
+        self.pid, self.verdict, self.held_until, self.turn_until = 0, None, 0.0, 0.0
         self.leaving, self.unlimited = "", False
         self.soft_seq = self.dump_seq = self.cancel_seq = 0
 

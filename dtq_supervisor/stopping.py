@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Literal
 
 from dtq_child.row import Order
+from dtq_supervisor import reloading
 from dtq_supervisor.events import (
     EXIT_IMPORT,
     EXIT_INTERRUPTED,
@@ -19,7 +20,6 @@ from dtq_supervisor.events import (
     OpenClaims,
     OrderStop,
     PatienceOver,
-    ReloadAsked,
     Say,
     SoftKill,
     Stop,
@@ -59,7 +59,8 @@ def _begin_stop(pool: Pool, now: float, mode: StopMode, actions: list[Action]) -
     actions.append(CloseClaims())
     facts = {"mode": mode.value, "grace_s": grace, "children": len(pool.living())}
     actions.append(Say("info", "stopping" if mode is StopMode.GRACEFUL else "stopping_now", facts))
-    for slot in pool.slots:
+    reloading.abandon(pool, now, actions)
+    for slot in pool.everyone():
         stop_slot(slot, "immediate", actions)
     if mode is StopMode.IMMEDIATE:
         _kill_all(pool, now, "immediate", actions)
@@ -78,7 +79,7 @@ def stop_slot(slot: Slot, kind: Literal["immediate", "surplus"], actions: list[A
 
 
 def _kill_all(pool: Pool, now: float, kind: Literal["grace", "immediate"], actions: list[Action]) -> None:
-    for slot in pool.slots:
+    for slot in pool.everyone():
         if slot.state in RUNNING:
             doom(slot, Verdict(kind), actions)
     if pool.stopping and not pool.stopping.patience_at:
@@ -89,7 +90,7 @@ def on_grace_warning(pool: Pool, now: float, event: GraceWarning, actions: list[
     if pool.stopping is None or pool.stopping.warned:
         return
     pool.stopping.warned = True
-    told = [slot for slot in pool.slots if slot.state is State.STOPPING]
+    told = [slot for slot in pool.everyone() if slot.state is State.STOPPING]
     actions += [SoftKill(slot.number, slot.life, 0, Order.SHUTDOWN) for slot in told]
 
 
@@ -120,10 +121,6 @@ def on_contact_made(pool: Pool, now: float, event: ContactMade, actions: list[Ac
 def on_contact_refused(pool: Pool, now: float, event: ContactRefused, actions: list[Action]) -> None:
     actions.append(Say("error", "refused", {"reason": event.reason}))
     on_stop(pool, now, Stop(StopMode.IMMEDIATE, EXIT_REFUSED), actions)
-
-
-def on_reload_asked(pool: Pool, now: float, event: ReloadAsked, actions: list[Action]) -> None:
-    actions.append(Say("warning", "reload_unavailable"))
 
 
 def give_up(pool: Pool, now: float, reason: str, actions: list[Action]) -> None:

@@ -37,7 +37,9 @@ def list_unnamed(line: Line, named: Iterable[tuple[str, str]]) -> list[tuple[Pen
     words: list[Word] = [line.worker_id, line.park, IDLE_MS, len(pairs)]
     words += [word for pair in pairs for word in pair]
     found = []
-    for stream, entry_id, consumer, idle, task_id, delivery in line.run("strays", line.streams(), words):
+    for stream, entry_id, consumer, idle, task_id, delivery in line.run(
+        "strays", line.streams_of_children(), words
+    ):
         names = (name.decode() for name in (stream, entry_id, consumer, task_id, delivery))
         found.append((Pending(*names), int(idle)))
     return found

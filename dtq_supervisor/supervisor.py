@@ -51,6 +51,7 @@ from dtq_supervisor.events import (
 )
 from dtq_supervisor.hands import Hands
 from dtq_supervisor.logs import say
+from dtq_supervisor.notice import Notice, Told, told_of
 from dtq_supervisor.notify import Notifier, Standing, standing
 from dtq_supervisor.nursery import Nursery, how
 from dtq_supervisor.pool import Pool, step
@@ -75,6 +76,8 @@ WEIGH_EVERY_S = 0.1
 EXIT_LOST_REDIS = 69
 FIRST_TO_START = ("endpoint", "preflight")
 """The others wait for Redis to be found fit."""
+
+Crowd = tuple[tuple[int, int, bool], ...]
 
 log = logging.getLogger("dtq.supervisor")
 
@@ -115,16 +118,17 @@ class Supervisor:
         ending: Ending,
         signals: SignalNotes,
         notifier: Notifier,
+        notice: Notice,
     ) -> None:
         self._seat, self._pool, self._crew, self._nursery = seat, pool, crew, nursery
         self._duties, self._hands, self._pacemaker = duties, hands, pacemaker
-        self._ending, self._signals, self._notifier = ending, signals, notifier
+        self._ending, self._signals, self._notifier, self._notice = ending, signals, notifier, notice
         self._processes = nursery.processes
         self._oom = OomWatch()
         self._gap = NO_GAP
         self._clocks = Clocks.now()
         self._rows: list[tuple[Slot, Row]] = []
-        self._announced: tuple[tuple[int, int, bool], ...] = ()
+        self._announced: tuple[Crowd, Told] = ((), Told())
         self._announced_at = 0.0
 
     def run(self) -> int:
@@ -329,25 +333,29 @@ class Supervisor:
         published.at_work = pool.at_work()
         published.replaced = dict(pool.replaced)
         published.procs = pool.procs()
-        published.task_types = self._nursery.task_types
-        published.generation = pool.template.generation if pool.imported else 0
+        types = self._nursery.task_types(pool.template.generation)
+        published.task_types = published.task_types if types is None else types
+        told = told_of(pool)
+        published.generation = told.generation
+        published.reload = told.last.as_json() if told.last else ""
+        self._notice.tell(told)
         claiming = self._seat.scoreboard.claiming
         published.snapshot = snapshot.take(pool, self._rows, self._clocks.tick, claiming=claiming)
-        crowd = [(slot.life, slot.pid, slot.state in RUNNING) for slot in pool.slots]
-        self._announce(((pool.procs(), 0, pool.quiet), *crowd))
+        crowd = [(slot.life, slot.pid, slot.state in RUNNING) for slot in pool.everyone()]
+        self._announce((((pool.procs(), 0, pool.quiet), *crowd), told))
 
     def _standing(self) -> Standing:
         return standing(self._pool, redis_away=self._seat.troubles.redis_away())
 
-    def _announce(self, crowd: tuple[tuple[int, int, bool], ...]) -> None:
+    def _announce(self, news: tuple[Crowd, Told]) -> None:
         """The record of ourselves names the children, so it is written anew when they change."""
-        if crowd != self._announced and self._clocks.tick - self._announced_at >= ANNOUNCE_S:
-            self._announced, self._announced_at = crowd, self._clocks.tick
+        if news != self._announced and self._clocks.tick - self._announced_at >= ANNOUNCE_S:
+            self._announced, self._announced_at = news, self._clocks.tick
             self._pacemaker.send_now()
 
     def _pause(self) -> float:
         """Seconds to sleep if nothing happens."""
-        states = {slot.state for slot in self._pool.slots}
+        states = {slot.state for slot in self._pool.everyone()}
         longest = LOOK_S if states & RUNNING else IDLE_S
         if State.STARTING in states:
             longest = BOOT_S

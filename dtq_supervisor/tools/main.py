@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from dtq_child import std_streams
 from dtq_child.version import VERSION
-from dtq_supervisor.tools import demo
+from dtq_supervisor.tools import demo, reload
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -18,6 +18,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--version", action="version", version=f"dtq {VERSION}")
     verbs = parser.add_subparsers(dest="verb", required=True, metavar="VERB")
     demo.add_verb(verbs)
+    reload.add_verb(verbs)
     args = parser.parse_args(argv)
     code: int = args.run(args)
     return code

@@ -94,3 +94,12 @@ def test_a_full_redis_knows_its_workers(scene: Scene) -> None:
     assert scene.redis.exists(scene.keys.worker(US))
     say_farewell(scene.line())
     assert not scene.redis.exists(scene.keys.worker(US))
+
+
+def test_the_end_of_a_reload_is_told_once(scene: Scene) -> None:
+    beat(scene, reload="")
+    for _ in range(2):
+        beat(scene, reload='{"number":1,"outcome":"failed"}')
+    beat(scene, reload='{"number":2,"outcome":"done"}')
+    assert [kind for kind, _ in scene.events()] == ["WORKER_STARTED", "WORKER_RELOADED", "WORKER_RELOADED"]
+    assert scene.redis.hget(scene.keys.worker(US), "reload") == '{"number":2,"outcome":"done"}'

@@ -25,4 +25,4 @@ def test_every_name_and_flag_has_a_row_of_its_own() -> None:
 
 def test_every_row_has_the_columns_of_its_table() -> None:
     rows = [line for line in render().splitlines() if line.startswith("|")]
-    assert {row.replace("\\|", "").count("|") for row in rows} == {7}
+    assert {row.replace("\\|", "").count("|") for row in rows} == {8}

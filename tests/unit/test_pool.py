@@ -10,7 +10,7 @@ from typing import Any, Literal
 import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from dtq_child.row import Order
 from dtq_supervisor.deadlines import overdue
@@ -50,11 +50,15 @@ from dtq_supervisor.events import (
     OrderStop,
     PatienceOver,
     QuietAsked,
+    ReadSettings,
     ReloadAsked,
     ResizeAsked,
     ResumeAsked,
+    RetireTemplate,
     Revoked,
     Say,
+    SettingsRead,
+    SettingsRefused,
     Settle,
     SettlingStuck,
     ShowStack,
@@ -618,12 +622,6 @@ def test_a_contact_that_comes_during_the_stop_opens_nothing() -> None:
     assert step(pool, 1.1, ContactMade()) == []
 
 
-def test_a_hangup_changes_nothing_and_says_so() -> None:
-    pool = at_work(1)
-    assert said(step(pool, 1.0, ReloadAsked())) == ["reload_unavailable"]
-    assert pool.at_work() == 1
-
-
 def test_a_refused_first_contact_stops_with_its_own_code() -> None:
     pool = at_work(1)
     assert said(step(pool, 1.0, ContactRefused("cluster"))) == ["refused", "stopping_now"]
@@ -649,7 +647,8 @@ class Child:
 class World:
     """Everything outside the pool: asked-for forks, living children, dumps that are under way.
 
-    `silent`: lives that may not claim; `unsettled`: lives that have ended."""
+    `silent`: lives that may not claim; `unsettled`: lives that have ended; `told`: lives that are to end;
+    `up`: generations whose template takes fork requests; `reading`: settings are read."""
 
     asked: list[Fork] = field(default_factory=list)
     living: list[Child] = field(default_factory=list)
@@ -657,14 +656,17 @@ class World:
     dumped: set[tuple[int, int, int]] = field(default_factory=set)
     silent: set[tuple[int, int]] = field(default_factory=set)
     unsettled: set[tuple[int, int]] = field(default_factory=set)
+    told: set[tuple[int, int]] = field(default_factory=set)
     strays: int = 0
-    template_up: bool = False
+    starting: set[int] = field(default_factory=set)
+    up: set[int] = field(default_factory=set)
+    reading: bool = False
 
     def find(self, slot: int, life: int) -> Child | None:
         return next((c for c in self.living if (c.slot, c.life) == (slot, life)), None)
 
 
-PROCS, MOST = 3, 5
+PROCS, MOST, SPARE = 3, 5, 1
 
 
 class PoolMachine(RuleBasedStateMachine):
@@ -674,7 +676,7 @@ class PoolMachine(RuleBasedStateMachine):
         super().__init__()
         limits = Limits(tasks=4, memory=100, hard_memory=200)
         policy = Policy(boot_timeout_s=10.0, shutdown_grace_s=8.0, cancel_grace_s=3.0, limits=limits)
-        self.pool = Pool.of(PROCS, policy, most=MOST)
+        self.pool = Pool.of(PROCS, policy, MOST + SPARE, MOST)
         self.wanted = PROCS
         self.claims = False
         self.world = World()
@@ -699,12 +701,12 @@ class PoolMachine(RuleBasedStateMachine):
                 self.claims = isinstance(action, OpenClaims)
         return actions
 
-    def do(self, action: Action) -> None:
+    def do(self, action: Action) -> None:  # noqa: C901, PLR0912 - one case an action
         match action:
             case Fork():
                 assert not self.pool.stopping, "no fork while stopping"
                 assert self.left is None
-                assert self.world.template_up
+                assert action.generation in self.world.up
                 assert self.world.find(action.slot, action.life) is None
                 self.world.asked.append(action)
                 if not action.may_claim:
@@ -731,21 +733,50 @@ class PoolMachine(RuleBasedStateMachine):
                 assert child is not None
                 assert not child.killed
                 self.world.dumping.add((action.slot, action.life, action.seq))
-            case SoftKill() | OrderStop() | ShowStack():
+            case OrderStop():
                 assert self.world.find(action.slot, action.life) is not None
+                assert self.pool.stopping or self.is_replaced(action)
+                self.world.told.add((action.slot, action.life))
+            case SoftKill() | ShowStack():
+                assert self.world.find(action.slot, action.life) is not None
+            case ReadSettings():
+                assert not self.world.reading
+                self.world.reading = True
             case StartTemplate():
                 assert self.left is None
                 assert not self.pool.stopping
-                assert not self.world.template_up
-            case KillTemplate():
-                self.world.template_up = False
+                self.world.starting.add(action.generation)
+            case KillTemplate() | RetireTemplate():
+                self.world.up.discard(action.generation)
+                self.world.starting.discard(action.generation)
             case LeaveLoop():
                 assert self.left is None, "left twice"
                 self.left = action.exit_code
             case _:
                 pass
 
+    def is_replaced(self, order: OrderStop) -> bool:
+        """Nobody is told to end for a reload before a successor stands by that is ready; but a successor, or
+        who has grown too large or is one too many."""
+        standby, slot = self.pool.standbys.get(order.slot), self.pool.find(order.slot, order.life)
+        return (slot is not None and slot.leaving in ("memory", "surplus")) or (
+            standby is not None
+            and (
+                standby.life == order.life
+                or (
+                    standby.state is State.READY
+                    and standby.generation > self.pool.slots[order.slot].generation
+                )
+            )
+        )
+
     # what may happen
+
+    @initialize(stands=st.booleans())
+    def it_stands_already(self, stands: bool) -> None:
+        if stands:
+            for _ in range(3):
+                self.all_goes_well(None)
 
     @rule(seconds=st.sampled_from([0.0, 0.01, 0.3, 1.0, 2.5, 9.0, 40.0]))
     def time_passes(self, seconds: float) -> None:
@@ -761,26 +792,88 @@ class PoolMachine(RuleBasedStateMachine):
             assert first not in self.pool.alarms(), f"it would go off for ever: {first}"
         self.now = until
 
-    @precondition(lambda self: self.pool.template.state == "starting")
+    @precondition(lambda self: bool(self.world.starting))
     @rule(ending=st.sampled_from(["up", "up", "up", "failed"]))
-    def template_answers(self, ending: Literal["up", "failed"]) -> None:
-        generation = self.pool.template.generation
+    def template_answers(self, ending: Literal["up", "failed"] = "up") -> None:
+        generation = min(self.world.starting)
+        self.world.starting.discard(generation)
         if ending == "up":
-            self.world.template_up = self.left is None
+            self.world.up.add(generation)
             self.feed(TemplateUp(generation))
         else:
             self.feed(TemplateFailed(generation, "no module"))
             self.feed(TemplateGone(generation, "exit code 4"))
 
-    @precondition(lambda self: self.pool.template.generation > 0)
-    @rule(stale=st.booleans())
-    def template_dies(self, stale: bool) -> None:
-        """What it was asked for and had not reported never comes."""
-        generation = self.pool.template.generation - stale
-        if not stale:
-            self.world.template_up = False
+    @rule(data=st.data())
+    def template_dies(self, data: st.DataObject) -> None:
+        """What it was asked for and had not reported never comes. A killed or retired one dies, too."""
+        generation = data.draw(st.integers(1, self.pool.generations))
+        self.world.up.discard(generation)
+        self.world.starting.discard(generation)
         self.feed(TemplateGone(generation, "signal 9"))
         self.world.asked = [fork for fork in self.world.asked if fork.generation != generation]
+
+    @rule()
+    def somebody_wants_a_reload(self) -> None:
+        before = self.pool.reload
+        self.feed(ReloadAsked())
+        assert before is None or self.pool.reload is before, "it follows what is under way"
+
+    @precondition(lambda self: self.world.reading)
+    @rule(good=st.sampled_from([True, True, True, False]))
+    def settings_are_read(self, good: bool = True) -> None:
+        self.world.reading = False
+        policy = Policy(boot_timeout_s=10.0, shutdown_grace_s=8.0, cancel_grace_s=3.0)
+        self.feed(SettingsRead(policy) if good else SettingsRefused("bad TOML"))
+
+    @rule(number=st.integers(0, PROCS))
+    def all_goes_well_for_a_while(self, number: int) -> None:
+        """A reload comes to its end, whatever was before; one child works on a long task."""
+        if self.pool.stopping or self.left is not None or not self.pool.imported:
+            return
+        long = next(((slot.number, slot.life) for slot in self.pool.slots[number:]), None)
+        for _ in range(60):
+            self.all_goes_well(long)
+        assert self.pool.reload is None
+        assert not self.pool.reload_wanted
+        assert self.pool.boots_held_until == 0.0
+        busy = [slot for slot in self.pool.slots if slot.state is State.STOPPING]
+        assert len(busy) <= 1
+        late = [slot for slot in busy if slot.number not in self.pool.closed]
+        old = [slot.number for slot in late if slot.generation < self.pool.era]
+        assert old == list(self.pool.standbys)
+        assert all(standby.state is State.READY for standby in self.pool.standbys.values())
+        assert (
+            self.pool.reloaded is None
+            or not self.pool.reloaded.done
+            or all(
+                slot.generation >= self.pool.era
+                for slot in self.pool.slots
+                if slot not in busy and slot.number not in self.pool.closed
+            )
+        )
+
+    def all_goes_well(self, long: tuple[int, int] | None) -> None:
+        if self.world.reading:
+            self.settings_are_read(True)
+        if self.world.starting:
+            self.template_answers("up")
+        for fork in list(self.world.asked):
+            self.world.asked.remove(fork)
+            self.birth(fork)
+        for child in list(self.world.living):
+            life = (child.slot, child.life)
+            if child.killed or (life in self.world.told and life != long):
+                self.world.living.remove(child)
+                how = (None, 9) if child.killed else (0, None)
+                self.feed(Exited(child.slot, child.life, child.pid, *how, 1))
+            elif not child.ready:
+                child.ready = True
+                self.feed(ChildReady(child.slot, child.life))
+        for dead in sorted(self.world.unsettled):
+            self.feed(DeathSettled(*dead))
+        self.world.unsettled.clear()
+        self.time_passes(3.0)
 
     @precondition(lambda self: bool(self.world.asked))
     @rule(data=st.data(), works=st.sampled_from([True, True, True, False]))
@@ -789,6 +882,9 @@ class PoolMachine(RuleBasedStateMachine):
         if not works:
             self.feed(ForkFailed(fork.slot, fork.life, "EAGAIN"))
             return
+        self.birth(fork)
+
+    def birth(self, fork: Fork) -> None:
         self.next_pid += 1
         self.world.living.append(Child(fork.slot, fork.life, self.next_pid))
         self.feed(Forked(fork.slot, fork.life, self.next_pid))
@@ -889,9 +985,11 @@ class PoolMachine(RuleBasedStateMachine):
 
     @invariant()
     def no_more_children_than_slots(self) -> None:
-        expected = [slot for slot in self.pool.slots if slot.state in ALIVE]
-        assert len(expected) <= len(self.pool.slots) <= MOST
+        expected = self.pool.living()
+        assert len(self.pool.slots) <= MOST
         assert [slot.number for slot in self.pool.slots] == list(range(len(self.pool.slots)))
+        assert len(self.pool.standbys) <= SPARE
+        assert all(standby.state in ALIVE for standby in self.pool.standbys.values())
         mine = [c for c in self.world.living if self.pool.find(c.slot, c.life)]
         strays = [c for c in self.world.living if c not in mine]
         assert len(mine) <= len(expected)
@@ -899,8 +997,8 @@ class PoolMachine(RuleBasedStateMachine):
 
     @invariant()
     def rows_have_one_owner(self) -> None:
-        rows = [slot.row for slot in self.pool.slots if slot.state in ALIVE]
-        assert sorted([*rows, *self.pool.free_rows]) == list(range(MOST))
+        rows = [slot.row for slot in self.pool.living()]
+        assert sorted([*rows, *self.pool.free_rows]) == list(range(MOST + SPARE))
 
     @invariant()
     def every_empty_place_has_a_reason(self) -> None:
@@ -924,6 +1022,9 @@ class PoolMachine(RuleBasedStateMachine):
     def who_may_not_claim_mourns(self) -> None:
         for slot in self.pool.living():
             silent = (slot.number, slot.life) in self.world.silent
+            if self.pool.stands_by(slot):
+                assert silent, slot
+                continue
             assert self.pool.left or silent == bool(slot.mourned), slot
             assert self.pool.left or not slot.mourned or slot.mourned_until - self.now <= 1.0
 

@@ -57,7 +57,7 @@ def test_an_edge_is_taken_from_its_sources_only(name: str, state: State) -> None
 
 def test_a_new_life_remembers_nothing_that_was_begun_against_the_last() -> None:
     slot = Slot(3, soft_seq=1, dump_seq=2, cancel_seq=3, pid=77, held_until=9.0)
-    slot.begin_life(generation=2, row=5, boot_deadline=60.0)
+    slot.begin_life(life=1, generation=2, row=5, boot_deadline=60.0)
     assert (slot.life, slot.generation, slot.row, slot.pid) == (1, 2, 5, 0)
     assert (slot.soft_seq, slot.dump_seq, slot.cancel_seq, slot.verdict) == (0, 0, 0, None)
     assert slot.is_now(1)
