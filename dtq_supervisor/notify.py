@@ -86,7 +86,7 @@ def _status(pool: Pool, redis_away: bool) -> str:
         return f"waiting for Redis; {up} up"
     if pool.quiet:
         return f"claims are held (SIGTSTP); {up} up"
-    return f"{up} at work"
+    return f"reloading ({pool.reload.phase}); {up} at work" if pool.reload else f"{up} at work"
 
 
 def _children(count: int) -> str:

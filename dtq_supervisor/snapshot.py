@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from dtq_child.row import Phase, Row
-from dtq_supervisor.roster import Pool
+from dtq_supervisor.roster import Pool, Reloaded
 from dtq_supervisor.slot import ALIVE, Slot, State
 
 IDLE = frozenset({Phase.READY, Phase.CLAIMING})
@@ -42,7 +42,9 @@ class SlotView:
 @dataclass(frozen=True, slots=True)
 class Snapshot:
     """`at`: monotonic seconds, 0.0 before the first tick. `template`: down, starting or up; `trouble`: why
-    the last one was lost. `contact`: Redis has answered, and will do."""
+    the last one was lost. `contact`: Redis has answered, and will do. `reload_phase`: of the reload under
+    way, empty if there is none; `reloaded`: how the last one has ended; `standing_by`: successors that are
+    not in their slots yet."""
 
     at: float = 0.0
     slots: tuple[SlotView, ...] = ()
@@ -50,6 +52,9 @@ class Snapshot:
     template: str = "down"
     template_next_at: float = 0.0
     trouble: str = ""
+    reload_phase: str = ""
+    reloaded: Reloaded | None = None
+    standing_by: int = 0
     contact: bool = False
     claiming: bool = False
     stopping: bool = False
@@ -72,6 +77,9 @@ def take(pool: Pool, rows: Iterable[tuple[Slot, Row]], now: float, *, claiming: 
         template=template.state,
         template_next_at=template.retry_at,
         trouble=template.trouble,
+        reload_phase=pool.reload.phase if pool.reload else "",
+        reloaded=pool.reloaded,
+        standing_by=len(pool.standbys),
         contact=pool.contact,
         claiming=claiming,
         stopping=pool.stopping is not None,

@@ -10,9 +10,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from dtq_child.error_text import clip_middle
 from dtq_child.row import Counters, Execution, Phase, Row
 from dtq_supervisor.health import Facts, Health, live, ready, redis_reachable
+from dtq_supervisor.roster import Reloaded
 from dtq_supervisor.snapshot import SlotView
+
+REASON_BYTES = 4000
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +69,11 @@ def status(facts: Facts, about: About, *, with_ids: bool) -> dict[str, Any]:
             "trouble": snapshot.trouble or None,
             "next_try_s": _until(now, snapshot.template_next_at),
         },
+        "reload": {
+            "phase": snapshot.reload_phase or None,
+            "standing_by": snapshot.standing_by,
+            "last": _reloaded(snapshot.reloaded) if snapshot.reloaded else None,
+        },
         "counters": dataclasses.asdict(about.counted),
         "replaced": dict(about.replaced),
         "slots": [_slot(now, slot, with_ids) for slot in snapshot.slots],
@@ -81,6 +90,12 @@ def _state(facts: Facts) -> str:
 
 def _health(health: Health) -> dict[str, Any]:
     return {"ok": health.well, "reasons": list(health.reasons)}
+
+
+def _reloaded(how: Reloaded) -> dict[str, Any]:
+    reason = clip_middle(how.reason, REASON_BYTES) or None
+    outcome = "done" if how.done else "failed"
+    return {"number": how.number, "outcome": outcome, "generation": how.generation, "reason": reason}
 
 
 def _slot(now: float, slot: SlotView, with_ids: bool) -> dict[str, Any]:

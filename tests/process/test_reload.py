@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import shutil
@@ -10,6 +11,7 @@ import subprocess
 import sys
 import textwrap
 import time
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -410,6 +412,35 @@ def test_a_reload_goes_on_while_redis_is_away(shop: Shop, redis_server: RedisSer
         until(lambda: not set(before) & set(pool.child_pids()), 10, pool.describe)
     finally:
         redis_server.resume()
+
+
+@pytest.mark.slow
+def test_five_thousand_tasks_go_through_a_reload_each_once(
+    shop: Shop, producer: Producer, ledger: Ledger
+) -> None:
+    """And the pool never pauses. `-s` shows the figures."""
+    pool = shop.open(4)
+    ids = [
+        task_id for _ in range(50) for task_id in producer.send_together([("work", {"seconds": 0.004})] * 100)
+    ]
+    shop.write(2)
+    asked = time.monotonic()
+    pool.signal(signal.SIGHUP)
+    until(lambda: shop.ended() and producer.depth() == 0, 120, pool.describe)
+    over = time.monotonic()
+    notes = ledger.by_task()
+    assert {producer.status(task_id) for task_id in ids} == {Status.SUCCEEDED}
+    assert {len([e for e in notes[task_id] if e.word == "start"]) for task_id in ids} == {1}
+    starts = sorted(e.monotonic_ns / 1e9 for task_id in ids for e in notes[task_id] if e.word == "start")
+    gap = max(b - a for a, b in itertools.pairwise(starts) if asked < b)
+    halves = Counter(int((at - starts[0]) * 2) for at in starts)
+    rates = sorted(2 * halves[half] for half in range(max(halves)))  # without the last one, which is not full
+    print(
+        f"{len(ids)} tasks; {over - asked:.1f} s from the signal; longest pause {gap * 1000:.0f} ms; "
+        f"starts a second in halves of one: {rates[len(rates) // 2]} median, {rates[0]} least"
+    )
+    assert versions(ledger, ids) == {1, 2}
+    assert gap < 2.0
 
 
 @pytest.mark.slow

@@ -8,6 +8,7 @@ import os
 import pytest
 
 from dtq_child.settings import defaults
+from dtq_supervisor import snapshot
 from dtq_supervisor.configuration import Configuration, fixed
 from dtq_supervisor.events import (
     Action,
@@ -258,6 +259,16 @@ def test_what_cannot_change_in_a_running_supervisor_is_named() -> None:
         "visibility_timeout_s: changed from 30 to 60, which takes a restart",
     ]
     assert from_.settings is from_.candidate is CURRENT
+
+
+def test_a_look_from_outside_shows_the_reload() -> None:
+    pool = at_work()
+    canary_of(pool)
+    shot = snapshot.take(pool, [], 11.0, claiming=True)
+    assert (shot.reload_phase, shot.standing_by, shot.reloaded) == ("canary", 1, None)
+    feed(pool, 12.0, Exited(0, 2, 200, 7, None))
+    shot = snapshot.take(pool, [], 12.0, claiming=True)
+    assert (shot.reload_phase, shot.standing_by, shot.reloaded) == ("", 0, outcome(pool))
 
 
 def test_the_notice_is_read_as_it_was_told() -> None:
