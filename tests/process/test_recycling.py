@@ -3,9 +3,11 @@ kernel; and nothing is left of the replaced."""
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import json
 import os
+import signal
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,7 +21,7 @@ from tests.conftest import ProxyStarter, SupervisorStarter
 from tests.process.producer import Producer
 from tests.process.witness import PATIENCE_S, Vigil, refilled, sockets, started
 from tests.support.ledger import Ledger
-from tests.support.processes import descriptors
+from tests.support.processes import descriptors, looks
 from tests.support.servers import RedisServer
 from tests.support.snapshot import snapshot
 from tests.support.supervisor import PROGRAM, ROOT, SupervisorProcess
@@ -106,6 +108,28 @@ def test_replacements_and_deaths_side_by_side_leave_every_slot_at_work(
     refilled(pool, set(), PATIENCE_S)
     assert snapshot(redis_server.client()).at_rest()
     assert [process for process in pool.tree() if process.status == "zombie"] == []
+
+
+def test_replacements_kills_and_a_reload_at_once_leave_no_slot_idle(
+    start_supervisor: SupervisorStarter, redis_server: RedisServer, producer: Producer, ledger: Ledger
+) -> None:
+    pool = start_supervisor(server=redis_server, flags=["--max-tasks-per-child", "1"]).wait_ready()
+    ids = producer.send_together([("sleep", {"seconds": 0.01})] * 80)
+    for done in range(20, 100, 10):
+        until(lambda n=done: len(ledger.entries()) >= n, PATIENCE_S, pool.describe)  # type: ignore[misc]
+        if done == 40:
+            pool.signal(signal.SIGHUP)
+        for child in pool.child_pids()[:1]:
+            with contextlib.suppress(ProcessLookupError):  # it may have gone by itself
+                os.kill(child, signal.SIGKILL)
+    for task_id in ids:
+        producer.wait(task_id, Status.SUCCEEDED, timeout=PATIENCE_S)
+    starts = [entry for entry in ledger.entries() if entry.word == "start"]
+    assert len(starts) == len({entry.pid for entry in starts}), "one task a process, of both generations"
+    assert max(b.monotonic_ns - a.monotonic_ns for a, b in itertools.pairwise(starts)) < 2e9
+    until(lambda: all("] g2" in child.title for child in looks(pool.child_pids())), PATIENCE_S, pool.describe)
+    refilled(pool, set(), PATIENCE_S)
+    assert snapshot(redis_server.client()).at_rest()
 
 
 def test_a_child_whose_last_task_ends_while_redis_is_away_settles_it_before_it_goes(
