@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -212,6 +213,22 @@ def test_an_old_child_is_timed_out_like_every_other(
     producer.wait(long, Status.DEAD_LETTERED)
     assert "TaskTimeout" in str(producer.record(long).as_dict())
     until(lambda: len(shop.pool.child_pids()) == 2, 5, shop.pool.describe)
+
+
+@pytest.mark.slow
+def test_an_old_child_has_its_old_template_for_an_executioner(
+    shop: Shop, producer: Producer, ledger: Ledger, tmp_path: Path
+) -> None:
+    pool = shop.open(2, "--visibility-timeout", "2", "--heartbeat-interval", "0.5")
+    template = pool.template()
+    long = producer.send("wait_for", {"path": str(tmp_path / "never")})
+    old = started(ledger, long)
+    shop.write(2)
+    shop.reloaded()
+    assert alive(old)
+    pool.kill()
+    until(lambda: not alive(old) and not alive(template.pid), 5, pool.describe)
+    assert re.search(rf"killing child \d, pid {old}, which its supervisor left behind", pool.log())
 
 
 def test_a_child_that_dies_during_the_reload_is_replaced(shop: Shop, producer: Producer) -> None:
