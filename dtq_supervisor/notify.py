@@ -1,5 +1,5 @@
-"""What a service manager is told of the whole: ready, stopping, a line of status, and that the main loop goes
-round (the protocol of sd_notify: datagrams to NOTIFY_SOCKET).
+"""What a service manager is told of the whole: ready, reloading, stopping, a line of status, and that the
+main loop goes round (the protocol of sd_notify: datagrams to NOTIFY_SOCKET).
 
 Nothing here waits. What the socket does not take now is said in a later round, as it is then.
 """
@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import math
 import socket
-from collections.abc import Callable, MutableMapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, MutableMapping
+from dataclasses import dataclass, field, replace
 
 from dtq_supervisor.logs import say
 from dtq_supervisor.roster import Pool
@@ -63,6 +63,7 @@ class Standing:
 
     status: str
     ready: bool = False
+    reloading: bool = False
     stopping: bool = False
     grace_s: float = 0.0
 
@@ -71,7 +72,13 @@ def standing(pool: Pool, *, redis_away: bool) -> Standing:
     """`redis_away`: it was there once, and does not answer now."""
     stop = pool.stopping
     grace_s = stop.over_at - stop.asked_at if stop else 0.0
-    return Standing(_status(pool, redis_away), pool.told_ready, stop is not None or pool.left, grace_s)
+    return Standing(
+        _status(pool, redis_away),
+        ready=pool.told_ready,
+        reloading=pool.reload is not None and pool.told_ready,
+        stopping=stop is not None or pool.left,
+        grace_s=grace_s,
+    )
 
 
 def _status(pool: Pool, redis_away: bool) -> str:
@@ -83,10 +90,15 @@ def _status(pool: Pool, redis_away: bool) -> str:
         return "the application is being imported"
     up = f"{pool.at_work()} of {_children(pool.procs())}"
     if redis_away or not pool.contact:
-        return f"waiting for Redis; {up} up"
-    if pool.quiet:
-        return f"claims are held (SIGTSTP); {up} up"
-    return f"reloading ({pool.reload.phase}); {up} at work" if pool.reload else f"{up} at work"
+        return _with_reload(pool, f"waiting for Redis; {up} up")
+    return _with_reload(pool, f"claims are held (SIGTSTP); {up} up" if pool.quiet else f"{up} at work")
+
+
+def _with_reload(pool: Pool, words: str) -> str:
+    if pool.reload:
+        return f"reloading ({pool.reload.phase}); {words}"
+    failed = pool.reloaded is not None and not pool.reloaded.done
+    return f"{words}; the last reload failed" if failed else words
 
 
 def _children(count: int) -> str:
@@ -111,7 +123,7 @@ class Notifier:
         """Says what is new. To be called in each round of the main loop."""
         if self.send is None or now < self._silent_until:
             return
-        words = [word for word, new in self._marks(at) if new]
+        words = list(self._marks(now, at))
         fresh = at.status != self._told.status and (words or now - self._told_at >= STATUS_EVERY_S)
         if fresh:
             words.append(f"STATUS={at.status}")
@@ -123,7 +135,7 @@ class Notifier:
             self._feed_at = now + self.watchdog_s / 2
         if fresh:
             self._told_at = now
-        self._told = Standing(at.status if fresh else self._told.status, at.ready, at.stopping)
+        self._told = at if fresh else replace(at, status=self._told.status)
 
     def rest_s(self, now: float) -> float:
         """How long the main loop may sleep without a call of `tell`."""
@@ -131,12 +143,18 @@ class Notifier:
             return math.inf
         return max(0.0, max(self._feed_at, self._silent_until) - now)
 
-    def _marks(self, at: Standing) -> list[tuple[str, bool]]:
-        """READY once, STOPPING once, and never READY after that."""
-        ready = at.ready and not self._told.ready and not at.stopping
-        stopping = at.stopping and not self._told.stopping
-        patience = f"EXTEND_TIMEOUT_USEC={round((at.grace_s + END_S) * 1e6)}"
-        return [("READY=1", ready), ("STOPPING=1", stopping), (patience, stopping)]
+    def _marks(self, now: float, at: Standing) -> Iterator[str]:
+        """READY once, and after each reload; STOPPING once, and after that nothing else."""
+        told = self._told
+        if at.stopping:
+            if not told.stopping:
+                yield "STOPPING=1"
+                yield f"EXTEND_TIMEOUT_USEC={round((at.grace_s + END_S) * 1e6)}"
+        elif at.reloading and told.ready and not told.reloading:
+            yield "RELOADING=1"
+            yield f"MONOTONIC_USEC={round(now * 1e6)}"
+        elif at.ready and (not told.ready or (told.reloading and not at.reloading)):
+            yield "READY=1"
 
     def _sent(self, send: Send, text: str, now: float) -> bool:
         try:

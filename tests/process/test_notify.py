@@ -92,10 +92,15 @@ def test_the_manager_hears_of_a_whole_life_in_its_order(
 ) -> None:
     pool = start_supervisor(server=redis_server, env=under(manager)).wait_ready()
     until(lambda: manager.said("STATUS=2 of 2 children at work"), PATIENCE_S, lambda: str(manager.lines()))
+    pool.signal(signal.SIGHUP)
+    until(lambda: manager.lines().count("READY=1") == 2, PATIENCE_S, lambda: str(manager.lines()))
     assert pool.stop() == 0
     lines = manager.lines()
     marks = [line for line in lines if not line.startswith("STATUS=")]
-    assert marks == ["READY=1", "STOPPING=1", "EXTEND_TIMEOUT_USEC=30000000"]
+    moment = marks[2]
+    reloaded = ["READY=1", "RELOADING=1", moment, "READY=1"]
+    assert marks == [*reloaded, "STOPPING=1", "EXTEND_TIMEOUT_USEC=30000000"]
+    assert moment.startswith("MONOTONIC_USEC=")
     assert lines[0] == "STATUS=the application is being imported"
     assert lines[lines.index("READY=1") + 1] in (
         "STATUS=1 of 2 children at work",

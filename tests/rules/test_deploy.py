@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -19,6 +21,7 @@ from dtq_child.settings import SETTINGS, Loaded, Settings, defaults, load
 from dtq_supervisor import cli, embedded
 from dtq_supervisor.events import EXIT_CONFIG, EXIT_INTERRUPTED
 from dtq_supervisor.platform_check import TESTED
+from dtq_supervisor.tools import reload
 
 ROOT = Path(__file__).parents[2]
 DEPLOY = ROOT / "deploy"
@@ -103,6 +106,19 @@ def test_a_unit_lets_the_supervisor_speak_start_and_end_as_it_does(unit: Path) -
     assert said["Restart"] == ["always"]
     assert said["RestartPreventExitStatus"] == [f"{EXIT_USAGE} {EXIT_CONFIG}"]
     assert Path(said["ExecStart"][0]).name in PROJECT["scripts"]
+    assert_reloads(said["ExecReload"][0], said["SuccessExitStatus"])
+
+
+def assert_reloads(command: str, no_failures: list[str]) -> None:
+    """It asks our own verb, and a reload that failed ends with no exit code that systemd takes for good."""
+    program, *words = shlex.split(shlex.split(command)[2].partition(" || ")[0])
+    assert Path(program).name in PROJECT["scripts"]
+    parser = argparse.ArgumentParser()
+    reload.add_verb(parser.add_subparsers(dest="verb"))
+    options = parser.parse_args([word.replace("$MAINPID", "17") for word in words])
+    assert (options.verb, options.pid, options.wait) == ("reload", 17, 300.0)
+    assert command.endswith(" || exit 3'")
+    assert "3" not in no_failures
 
 
 @EACH_UNIT

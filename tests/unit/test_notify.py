@@ -20,8 +20,10 @@ from dtq_supervisor.events import (
     Exited,
     Forked,
     QuietAsked,
+    ReloadAsked,
     ResizeAsked,
     ResumeAsked,
+    SettingsRefused,
     Stop,
     StopMode,
     TemplateFailed,
@@ -102,6 +104,19 @@ def test_an_outage_is_told_and_takes_no_readiness_away() -> None:
     assert standing(pool, redis_away=True) == Standing("waiting for Redis; 1 of 1 child up", ready=True)
 
 
+def test_a_reload_and_its_failure_are_told_and_take_no_readiness_away() -> None:
+    pool = Pool.of(1, Policy(), rows=2)
+    for event in (Begin(), TemplateUp(1), Forked(0, 1, 100), ContactMade(), ChildReady(0, 1), ReloadAsked()):
+        step(pool, 0.0, event)
+    assert standing(pool, redis_away=False) == Standing(
+        "reloading (settings); 1 of 1 child at work", ready=True, reloading=True
+    )
+    step(pool, 1.0, SettingsRefused("no such setting"))
+    assert standing(pool, redis_away=False) == Standing(
+        "1 of 1 child at work; the last reload failed", ready=True
+    )
+
+
 def test_held_claims_and_another_number_of_children_are_told_and_take_no_readiness_away() -> None:
     pool = Pool.of(1, Policy(), most=2)
     for event in (Begin(), TemplateUp(1), Forked(0, 1, 100), ContactMade(), ChildReady(0, 1)):
@@ -158,6 +173,29 @@ def test_who_stops_before_being_ready_is_never_ready() -> None:
     ear = Ear()
     Notifier(ear).tell(10.0, STOPPING)
     assert ear.heard == [LAST]
+
+
+def test_a_reload_is_told_with_its_moment_and_its_end_is_another_readiness() -> None:
+    ear = Ear()
+    teller = Notifier(ear)
+    reloading = Standing("reloading (canary); 2 of 2 children at work", ready=True, reloading=True)
+    for now, at in ((10.0, READY), (12.5, reloading), (12.6, reloading), (14.0, READY), (15.0, STOPPING)):
+        teller.tell(now, at)
+    assert ear.heard == [
+        "READY=1\nSTATUS=2 of 2 children at work",
+        "RELOADING=1\nMONOTONIC_USEC=12500000\nSTATUS=reloading (canary); 2 of 2 children at work",
+        "READY=1\nSTATUS=2 of 2 children at work",
+        LAST,
+    ]
+
+
+def test_a_stop_in_the_middle_of_a_reload_is_the_last_word() -> None:
+    ear = Ear()
+    teller = Notifier(ear)
+    teller.tell(10.0, replace(READY, reloading=True))
+    teller.tell(11.0, replace(STOPPING, reloading=True))
+    teller.tell(12.0, STOPPING)
+    assert [text.splitlines()[0] for text in ear.heard] == ["READY=1", "STOPPING=1"]
 
 
 def test_the_watchdog_is_fed_at_half_of_its_time() -> None:
