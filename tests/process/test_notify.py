@@ -14,7 +14,7 @@ from typing import Self
 import pytest
 
 from dtq_child.task import Status
-from tests.conftest import ProxyStarter, SupervisorStarter
+from tests.conftest import SupervisorStarter
 from tests.process.producer import Producer
 from tests.process.witness import PATIENCE_S
 from tests.support.servers import RedisServer
@@ -111,28 +111,22 @@ def test_the_manager_hears_of_a_whole_life_in_its_order(
 
 
 def test_it_is_ready_when_redis_has_answered_and_says_while_it_waits(
-    start_proxy: ProxyStarter,
-    start_supervisor: SupervisorStarter,
-    redis_server: RedisServer,
-    manager: Manager,
+    start_supervisor: SupervisorStarter, fresh_redis: RedisServer, manager: Manager
 ) -> None:
-    proxy = start_proxy(redis_server.port)
-    proxy.refuse()
-    pool = start_supervisor(server=redis_server, url=proxy.url, env=under(manager))
-    until(lambda: manager.said("STATUS=waiting for Redis; 2 of 2 children up"), PATIENCE_S, pool.describe)
+    fresh_redis.stop()
+    pool = start_supervisor(server=fresh_redis, env=under(manager))
+    waiting, at_work = "STATUS=waiting for Redis; 2 of 2 children up", "STATUS=2 of 2 children at work"
+    until(lambda: manager.said(waiting), PATIENCE_S, pool.describe)
     assert not manager.said("READY=1")
-    proxy.heal()
-    until(lambda: manager.said("STATUS=2 of 2 children at work"), PATIENCE_S, pool.describe)
+    fresh_redis.start()
+    until(lambda: manager.said(at_work), PATIENCE_S, pool.describe)
     assert manager.said("READY=1")
     before = len(manager.lines())
-    proxy.refuse()
-    proxy.cut()
-    away = "STATUS=waiting for Redis; 2 of 2 children up"
-    until(lambda: away in manager.lines()[before:], PATIENCE_S, pool.describe)
-    proxy.heal()
-    until(lambda: manager.lines()[-1] == "STATUS=2 of 2 children at work", PATIENCE_S, pool.describe)
+    fresh_redis.stop()
+    until(lambda: waiting in manager.lines()[before:], PATIENCE_S, pool.describe)
+    fresh_redis.start()
+    until(lambda: manager.lines()[-1] == at_work, PATIENCE_S, pool.describe)
     assert manager.lines().count("READY=1") == 1
-    assert pool.stop() == 0  # while the proxy is there: it is not to be closed under new connections
 
 
 def test_the_watchdog_is_fed_while_the_main_loop_runs_and_only_then(
