@@ -155,7 +155,11 @@ class _Search:
         config = self.given["config"]
         try:
             whole = tomllib.loads(self.read_text(path))
-        except (OSError, ValueError) as error:
+        except (
+            OSError,
+            ValueError,
+            RecursionError,
+        ) as error:  # the last: brackets in brackets, thousands deep
             self.problems.append(f"{config.origin} is {path!r}: {_why_unread(error)}")
             return
         table = whole.get(TOML_TABLE)
@@ -278,7 +282,7 @@ def _quoted(setting: Setting, given: object) -> str:
     return text if len(text) <= 200 else text[:200] + "…"
 
 
-def _why_unread(error: OSError | ValueError) -> str:
+def _why_unread(error: OSError | ValueError | RecursionError) -> str:
     if isinstance(error, OSError):
         return f"it cannot be read: {error.strerror or error}"
     return f"it cannot be understood: {error}"

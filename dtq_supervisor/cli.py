@@ -54,9 +54,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _refuse(*error.problems)
     if flags["check"]:
         return _show(loaded)
+    signals = SignalNotes()
+    # A pid that others read is one that they may send signals to.
+    signals.install()
     try:
         with _pidfile(loaded.settings.pidfile):
-            return _supervise(loaded, flags)
+            return _supervise(loaded, flags, signals)
     except (PidfileLocked, CannotListen) as error:
         _complain(str(error))
         return EXIT_LOCKED if isinstance(error, PidfileLocked) else EXIT_REFUSED
@@ -91,13 +94,13 @@ def _pidfile(path: str | None) -> Iterator[None]:
         held.__exit__(None, None, None)
 
 
-def _supervise(loaded: Loaded, flags: Flags) -> int:
+def _supervise(loaded: Loaded, flags: Flags, signals: SignalNotes) -> int:
     """From a checked configuration to the exit code."""
     worker_id = new_worker_id()
     settings = loaded.settings
     writer = logs.set_up(settings.log_level, settings.log_format, worker_id)
     try:
-        return _run(loaded, flags, worker_id)
+        return _run(loaded, flags, worker_id, signals)
     except (BadConfiguration, CannotListen):
         raise
     except Exception:
@@ -107,15 +110,13 @@ def _supervise(loaded: Loaded, flags: Flags) -> int:
         writer.close(LOG_CLOSE_S)
 
 
-def _run(loaded: Loaded, flags: Flags, worker_id: str) -> int:
+def _run(loaded: Loaded, flags: Flags, worker_id: str, signals: SignalNotes) -> int:
     setproctitle.setproctitle("dtq-supervisor: master")
     for warning in loaded.warnings:
         log.warning("%s", warning)
     prctl.become_subreaper()
     # Before anything is started that could inherit it.
     manager = notifier(Invitation.take(os.environ, os.getpid()))
-    signals = SignalNotes()
-    signals.install()
     procs, origin = (loaded.settings.procs, "as told") if loaded.settings.procs else default_procs()
     most, found = _make_room(procs)
     with _listening(loaded) as listener, _private_redis(loaded.settings) as redis:

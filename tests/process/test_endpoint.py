@@ -91,10 +91,11 @@ def test_a_post_with_a_small_body_is_answered_and_a_large_one_refused(desk: Desk
         (b"GET /" + b"x" * 70_000 + b" HTTP/1.1\r\n\r\n", b"414"),
         (b"GET /x HTTP/1.1\r\nHost: a\r\nHost: b\r\n\r\n", b"400"),
         (b"POST /x HTTP/1.1\r\nContent-Length: -1\r\n\r\n", b"413"),
+        (b"POST /x HTTP/1.1\r\nContent-Length: " + 5000 * b"9" + b"\r\n\r\n", b"413"),
         (b"GET /broken HTTP/1.1\r\n\r\n", b"500"),
         (b"\x16\x03\x01\x02\x00\x01", b"400"),
     ],
-    ids=["no words", "version", "method", "target", "long", "two hosts", "length", "error", "tls"],
+    ids=["no words", "version", "method", "target", "long", "two hosts", "length", "digits", "error", "tls"],
 )
 def test_what_is_no_request_is_refused_and_the_next_one_answered(desk: Desk, raw: bytes, code: bytes) -> None:
     with connect(desk.place) as opened:

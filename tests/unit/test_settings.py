@@ -395,6 +395,7 @@ def test_a_supervisor_needs_an_application_a_producer_does_not() -> None:
     [
         (None, "it cannot be read: No such file"),
         ("[dtq\n", "it cannot be understood"),
+        ("[dtq]\nx = " + 5000 * "[", "it cannot be understood"),
         ("timeout_s = 3\n", "has no table [dtq]"),
         ("dtq = 3\n", "has no table [dtq]"),
         ('[dtq]\nconfig = "d"\n', "cannot name another"),
