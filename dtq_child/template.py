@@ -129,7 +129,7 @@ class Template:
                 "threads": found.threads,
                 "native_threads": found.native_threads,
                 "sockets": found.sockets,
-                "task_types": _declared(self._app),
+                "task_types": _declared(self._app) if self._preload else None,
             }
         )
 

@@ -68,6 +68,8 @@ WORDS: Mapping[str, str] = {
     "unfinished": "threads that were still busy at the end: {duties}",
     "stopped": "stopped, exit code {exit_code}",
     # the template
+    "not_preloaded": "template g{generation} (pid {pid}) is up; each child imports {app} by itself "
+    "(--no-preload)",
     "imported": "template g{generation} (pid {pid}) imported {app} in {seconds:.2f} s: "
     "{types:task type|task types}",
     "import_failed": "the application cannot be imported: {reason}",

@@ -145,8 +145,11 @@ class Nursery:
             "seconds": float(message.get("seconds") or 0.0),
             "types": len(types),
         }
-        say("info", "imported", facts)
-        if not types:
+        if told is None:
+            say("info", "not_preloaded", facts)
+        else:
+            say("info", "imported", facts)
+        if told is not None and not types:
             say("warning", "no_task_types", {"app": self._app})
         self._events.append(TemplateUp(handle.generation))
 

@@ -294,7 +294,7 @@ def test_without_preload_each_child_imports_by_itself(stand: Stand) -> None:
         "import os\nfrom dtq_child import App\napp = App()\nopen(f'imported-{os.getpid()}', 'w')\n"
     )
     stand.template_of("tells", preload=False)
-    assert stand.message("imported")["task_types"] == {}
+    assert stand.message("imported")["task_types"] is None
     pids = [stand.birth(slot=0), stand.birth(slot=1)]
 
     about = json.loads(stand.told("about"))
