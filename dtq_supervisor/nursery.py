@@ -115,7 +115,7 @@ class Nursery:
         if handle.gone and handle.generation not in self._given_up:
             closed_at = self._closed_at.setdefault(handle.generation, self._clock())
             # Its end says more than its silence, so that is waited for, but not for ever.
-            if not handle.closed or self._clock() - closed_at >= CLOSED_S:
+            if not handle.only_closed or self._clock() - closed_at >= CLOSED_S:
                 self._give_up(handle.generation, handle.gone)
 
     def _give_up(self, generation: int, reason: str, exit_code: int = EXIT_IMPORT) -> None:

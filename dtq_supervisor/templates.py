@@ -73,6 +73,8 @@ class TemplateHandle:
         self.generation, self.pid = generation, process.pid
         self.gone = ""
         self.closed = False
+        self.only_closed = False
+        """`gone` says no more than that the socket is closed: how the process ends will say why."""
         self.unanswered: dict[tuple[int, int], int] = {}
         self._greeted = False
         self._process, self._sock = process, sock
@@ -178,7 +180,7 @@ class TemplateHandle:
             self._unsent.popleft()
 
     def _end(self, reason: str) -> None:
-        self.closed = True
+        self.closed, self.only_closed = True, not self.gone
         self._give_up(reason)
 
     def _give_up(self, reason: str) -> None:
