@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -188,6 +189,19 @@ def test_a_pidfile_is_held_until_its_supervisor_is_gone_however_it_ends(
     assert path.read_text() == f"{first.pid}\n"
     assert run(tmp_path, "nowhere:app", *flags).returncode == 78
     assert not path.exists()
+
+
+def test_a_pid_that_is_published_can_be_sent_signals(
+    tmp_path: Path, start_supervisor: SupervisorStarter, redis_server: RedisServer
+) -> None:
+    """At once: whoever reads the pidfile need not wait for anything else."""
+    for number in range(3):
+        path = tmp_path / f"{number}.pid"
+        pool = start_supervisor(server=redis_server, procs=1, flags=["--pidfile", str(path)])
+        until(lambda path=path: path.exists() and path.read_text(), 20, pool.describe, interval=0.001)  # type: ignore[misc]
+        os.kill(pool.pid, signal.SIGUSR2)
+        until(lambda pool=pool: "SIGUSR2" in pool.log(), 20, pool.describe)  # type: ignore[misc]
+        assert pool.exit_code is None
 
 
 REFUSED_RIGHTS = {

@@ -17,6 +17,7 @@ from dtq_child.task import Status
 from tests.conftest import SupervisorStarter
 from tests.process.producer import Producer
 from tests.process.witness import PATIENCE_S
+from tests.support.processes import stopped
 from tests.support.servers import RedisServer
 from tests.support.supervisor import ROOT, SupervisorProcess
 from tests.support.waiting import until
@@ -137,7 +138,9 @@ def test_the_watchdog_is_fed_while_the_main_loop_runs_and_only_then(
     fed = keep_watch(manager, 2.5 * WATCHDOG_S)
     assert max(b - a for a, b in itertools.pairwise(fed)) < WATCHDOG_S
     pool.signal(signal.SIGSTOP)
-    time.sleep(0.1)  # what was on its way
+    until(
+        lambda: stopped(pool.pid), 5
+    )  # what was on its way has arrived: a local datagram is queued when it is sent
     manager.feedings()
     assert len(keep_watch(manager, 1.5 * WATCHDOG_S)) == 0
     pool.signal(signal.SIGCONT)
