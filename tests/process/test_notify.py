@@ -138,9 +138,8 @@ def test_the_watchdog_is_fed_while_the_main_loop_runs_and_only_then(
     fed = keep_watch(manager, 2.5 * WATCHDOG_S)
     assert max(b - a for a, b in itertools.pairwise(fed)) < WATCHDOG_S
     pool.signal(signal.SIGSTOP)
-    until(
-        lambda: stopped(pool.pid), 5
-    )  # what was on its way has arrived: a local datagram is queued when it is sent
+    until(lambda: stopped(pool.pid), 5)
+    # What it sent has arrived: a local datagram is queued by the one who sends it.
     manager.feedings()
     assert len(keep_watch(manager, 1.5 * WATCHDOG_S)) == 0
     pool.signal(signal.SIGCONT)
